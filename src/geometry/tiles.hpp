@@ -16,6 +16,17 @@ constexpr Interval tile_interval(i32 tile, i32 tile_size, i32 len) {
   return {begin, min_of(begin + tile_size, len)};
 }
 
+/// Positions of `rows` whose row sees a key at positions [key_first, key_last], all of them valid
+/// keys: an interval, since bounds do not decrease. For rules without a table.
+constexpr Interval positions_reaching(const IntervalRule& rule, Interval rows, i32 key_first,
+                                      i32 key_last) {
+  const i32 reach = max_of(rows.begin, first_position_above(rule, rule.end, key_first));
+  const i32 leave = min_of(rows.end, first_position_above(rule, rule.begin, key_last));
+  // Of those only a rule with begin == end at every row (a window of one) sees nothing.
+  if (reach >= leave || row_interval(rule, reach).empty()) return {0, 0};
+  return {reach, leave};
+}
+
 /// The class of the tile `rows` x `keys` (indices; rows sit at query_position + index).
 /// Exact: kEmpty if and only if no pair is visible, kFull if and only if all are.
 constexpr TileClass classify(const IntervalRule& rule, i32 query_position, Interval rows,
@@ -44,13 +55,8 @@ constexpr TileClass classify(const IntervalRule& rule, i32 query_position, Inter
   if (bound_at(rule, rule.begin, last) <= key_first && bound_at(rule, rule.end, first) > key_last) {
     return TileClass::kFull;
   }
-  // Rows from `reach` on end past the first key; rows before `leave` begin at or before the last
-  // one.
-  const i32 reach = max_of(first, first_position_above(rule, rule.end, key_first));
-  const i32 leave = min_of(last + 1, first_position_above(rule, rule.begin, key_last));
-  if (reach >= leave) return TileClass::kEmpty;
-  // Of those only a rule with begin == end at every row (a window of one) sees nothing.
-  return row_interval(rule, reach).empty() ? TileClass::kEmpty : TileClass::kPartial;
+  const Interval reaching = positions_reaching(rule, {first, last + 1}, key_first, key_last);
+  return reaching.empty() ? TileClass::kEmpty : TileClass::kPartial;
 }
 
 /// The smallest interval of key indices that holds what every row of `rows` sees.
@@ -65,9 +71,11 @@ constexpr Interval key_hull(const IntervalRule& rule, i32 query_position, Interv
     }
     return keys;
   }
-  const Interval head = row_interval(rule, first);
-  const Interval tail = row_interval(rule, last);
-  return {head.begin, max_of(head.begin, tail.end)};
+  if (rule.key_len <= 0) return {0, 0};
+  const Interval reaching = positions_reaching(rule, {first, last + 1}, rule.key_position,
+                                               rule.key_position + rule.key_len - 1);
+  if (reaching.empty()) return {0, 0};
+  return {row_interval(rule, reaching.begin).begin, row_interval(rule, reaching.end - 1).end};
 }
 
 /// The smallest interval of query indices that holds every row that sees a key of `keys`.
@@ -85,9 +93,11 @@ constexpr Interval query_hull(const IntervalRule& rule, i32 query_position, i32 
     }
     return rows;
   }
-  const Interval head = column_interval(rule, valid.begin, query_position, query_len);
-  const Interval tail = column_interval(rule, valid.end - 1, query_position, query_len);
-  return {head.begin, max_of(head.begin, tail.end)};
+  const Interval reaching =
+      positions_reaching(rule, {query_position, query_position + query_len},
+                         valid.begin + rule.key_position, valid.end - 1 + rule.key_position);
+  if (reaching.empty()) return {0, 0};
+  return {reaching.begin - query_position, reaching.end - query_position};
 }
 
 /// Tile indices [begin, end) of size `tile_size` that cover `elements`.
