@@ -26,6 +26,7 @@ struct DiffusionMask {
   /// start; 0: all of them. Clean rows have no window.
   std::int64_t clean_window = 0;
   std::int64_t num_views = 1;  ///< noisy copies that share one clean half
+  friend bool operator==(const DiffusionMask&, const DiffusionMask&) = default;
 };
 
 /// Masks of one sequence of keys. A query row of index i has position `q_offset + i`.
@@ -40,6 +41,7 @@ struct SequenceMask {
   std::int64_t block_size = 1;                                           ///< kBlockCausal
   std::int64_t window_left = std::numeric_limits<std::int64_t>::max();   ///< kWindow; max: no bound
   std::int64_t window_right = std::numeric_limits<std::int64_t>::max();  ///< kWindow; max: no bound
+  friend bool operator==(const SequenceMask&, const SequenceMask&) = default;
 };
 
 using Mask = std::variant<DiffusionMask, SequenceMask>;
