@@ -1,0 +1,119 @@
+// The functions Python sees, in tvm-ffi's calling convention: a symbol `__tvm_ffi_<name>` each.
+// Arguments are positional; read_attention_args lists those that all functions begin with.
+#include <cstring>
+#include <exception>
+#include <new>
+
+#include "bindings/arguments.hpp"
+
+namespace stepwell::bindings {
+namespace {
+
+const char* python_exception(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kValue:
+      return "ValueError";
+    case ErrorKind::kType:
+      return "TypeError";
+    case ErrorKind::kNotImplemented:
+      return "NotImplementedError";
+    case ErrorKind::kRuntime:
+      break;
+  }
+  return "RuntimeError";
+}
+
+/// Runs `body`; an exception becomes the error that tvm-ffi raises in the caller.
+template <typename Body>
+int guarded(Body&& body) noexcept {
+  try {
+    body();
+    return 0;
+  } catch (const Error& error) {
+    TVMFFIErrorSetRaisedFromCStr(python_exception(error.kind()), error.what());
+  } catch (const std::bad_alloc&) {
+    TVMFFIErrorSetRaisedFromCStr("MemoryError", "stepwell: out of memory");
+  } catch (const std::exception& error) {
+    TVMFFIErrorSetRaisedFromCStr("RuntimeError", error.what());
+  } catch (...) {
+    TVMFFIErrorSetRaisedFromCStr("RuntimeError", "stepwell: unknown error");
+  }
+  return -1;
+}
+
+std::size_t byte_count(const DLTensor& tensor) {
+  std::size_t bytes = 1;
+  for (int i = 0; i < tensor.ndim; ++i) bytes *= static_cast<std::size_t>(tensor.shape[i]);
+  return bytes;
+}
+
+}  // namespace
+
+extern "C" {
+
+// (arguments, out, lse, out_clean, lse_clean)
+TVM_FFI_DLL_EXPORT int __tvm_ffi_attention_forward(void*, const TVMFFIAny* arguments, int32_t count,
+                                                   TVMFFIAny*) {
+  return guarded([&] {
+    ArgumentReader reader("attention_forward", arguments, count);
+    const AttentionArgs args = read_attention_args(reader);
+    const AttentionOutputs outputs = read_outputs(reader, args);
+    reader.finish();
+    attention_forward(args, outputs);
+  });
+}
+
+// (arguments, out, lse, dout, dlse, out_clean, lse_clean, dout_clean, dlse_clean, dq, dk, dv,
+//  dq_clean, dk_clean, dv_clean)
+TVM_FFI_DLL_EXPORT int __tvm_ffi_attention_backward(void*, const TVMFFIAny* arguments,
+                                                    int32_t count, TVMFFIAny*) {
+  return guarded([&] {
+    ArgumentReader reader("attention_backward", arguments, count);
+    const AttentionArgs args = read_attention_args(reader);
+    const AttentionGradients gradients = read_gradients(reader, args);
+    reader.finish();
+    attention_backward(args, gradients);
+  });
+}
+
+// (arguments, visible)
+TVM_FFI_DLL_EXPORT int __tvm_ffi_attention_mask(void*, const TVMFFIAny* arguments, int32_t count,
+                                                TVMFFIAny*) {
+  return guarded([&] {
+    ArgumentReader reader("attention_mask", arguments, count);
+    const AttentionArgs args = read_attention_args(reader);
+    const DLTensor& visible = reader.bytes("visible");
+    reader.finish();
+    attention_mask(args, static_cast<unsigned char*>(visible.data) + visible.byte_offset,
+                   byte_count(visible));
+  });
+}
+
+// (arguments) -> int
+TVM_FFI_DLL_EXPORT int __tvm_ffi_visible_pairs(void*, const TVMFFIAny* arguments, int32_t count,
+                                               TVMFFIAny* result) {
+  return guarded([&] {
+    ArgumentReader reader("visible_pairs", arguments, count);
+    const AttentionArgs args = read_attention_args(reader);
+    reader.finish();
+    const std::int64_t pairs = visible_pairs(args);
+    result->type_index = kTVMFFIInt;
+    result->zero_padding = 0;
+    result->v_int64 = pairs;
+  });
+}
+
+// () -> str
+TVM_FFI_DLL_EXPORT int __tvm_ffi_version(void*, const TVMFFIAny* arguments, int32_t count,
+                                         TVMFFIAny* result) {
+  int status = 0;
+  const int error = guarded([&] {
+    ArgumentReader("version", arguments, count).finish();
+    const TVMFFIByteArray text{version(), std::strlen(version())};
+    status = TVMFFIStringFromByteArray(&text, result);
+  });
+  return error != 0 ? error : status;
+}
+
+}  // extern "C"
+}  // namespace stepwell::bindings
