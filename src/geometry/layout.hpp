@@ -5,8 +5,8 @@
 // no bad value makes a kernel read outside; the host checks and reports where it can see them.
 #pragma once
 
-#include "interval.hpp"
-#include "mask.hpp"
+#include "geometry/interval.hpp"
+#include "geometry/mask.hpp"
 
 namespace stepwell::geometry {
 
