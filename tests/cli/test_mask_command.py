@@ -281,12 +281,15 @@ def test_large_pictures_keep_one_pixel_per_pair(stepwell, tmp_path):
     left, top = place["left"] * place["png_scale"], place["top"] * place["png_scale"]
     rule = Rule(b)
     rows = halves(n)
+
+    def near_tile_edge(index):
+        return min(index % 128, (n - 1 - index), -index % 128) < 6
+
     for i in range(0, 2 * n, 97):
         for j in range(0, 2 * n, 61):
             pixel = image.getpixel((round(left + (j + 0.5) * cell), round(top + (i + 0.5) * cell)))
             piece = rule.piece(rows[i], rows[j])
-            near_edge = {i % 128, j % 128} & {0, 1, 2, 125, 126, 127}  # tile outlines
-            if not near_edge:
+            if not near_tile_edge(i % n) and not near_tile_edge(j % n):
                 assert pixel in HIDDEN if piece is None else pixel == COLORS[piece]
 
 
