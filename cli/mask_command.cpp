@@ -343,7 +343,8 @@ std::string title_of(const MaskOptions& options) {
     return title;
   }
   std::string title =
-      fmt::format("Block diffusion, {} tokens in blocks of {}", lengths, options.block_size);
+      fmt::format("Block diffusion, {}{} tokens in blocks of {}",
+                  options.length.size() > 1 ? "samples of " : "", lengths, options.block_size);
   if (options.clean == "causal") title += ", clean causal";
   if (options.noisy == "causal") title += ", noisy causal";
   if (options.clean_window > 0) title += fmt::format(", window {}", options.clean_window);
