@@ -55,12 +55,46 @@ Results empty_results(const Case& c) {
   return r;
 }
 
-/// Runs `attend(head problem, dout, dlse) -> {HeadResults, HeadGradients}` on every sample and head
-/// and sums key gradients over the heads of a group. `dtype`: what results are rounded to; kOther:
-/// nothing.
-template <typename Attend>
-Results for_each_head(const Case& c, const Inputs& inputs, DType dtype, Attend&& attend) {
-  Results r = empty_results(c);
+/// Results of all heads, as they are computed one by one.
+class Collector {
+ public:
+  /// `dtype`: what results are rounded to; kOther: nothing.
+  Collector(const Case& c, DType dtype) : dtype_(dtype), results_(empty_results(c)) {}
+
+  void begin_group() {
+    dk_.clear();
+    dv_.clear();
+  }
+  void add_head(const SampleModel& sample, int head, const HeadResults& results,
+                const HeadGradients& grads) {
+    scatter(results_.out, sample.queries, head, results.out, dtype_);
+    scatter(results_.lse, sample.queries, head, results.lse, DType::kOther);
+    scatter(results_.dq, sample.queries, head, grads.dq, dtype_);
+    add(dk_, grads.dk);
+    add(dv_, grads.dv);
+  }
+  void end_group(const SampleModel& sample, int head_kv) {
+    scatter(results_.dk, sample.keys, head_kv, dk_, dtype_);
+    scatter(results_.dv, sample.keys, head_kv, dv_, dtype_);
+  }
+  Results take() { return std::move(results_); }
+
+ private:
+  static void add(std::vector<double>& sum, const std::vector<double>& term) {
+    sum.resize(term.size());
+    for (std::size_t i = 0; i < term.size(); ++i) sum[i] += term[i];
+  }
+
+  DType dtype_;
+  Results results_;
+  std::vector<double> dk_, dv_;
+};
+
+/// Calls begin_group(), attend(sample, head, head problem, dout, dlse) for each head of a group,
+/// and end_group(sample, head_kv), for every sample.
+template <typename Begin, typename Attend, typename End>
+void for_each_head(const Case& c, const Inputs& inputs, Begin&& begin_group, Attend&& attend,
+                   End&& end_group) {
   const std::vector<SampleModel> samples = samples_of(c);
   const int group = c.heads_q / c.heads_kv;
   for (std::size_t s = 0; s < samples.size(); ++s) {
@@ -78,44 +112,54 @@ Results for_each_head(const Case& c, const Inputs& inputs, DType dtype, Attend&&
     for (int head_kv = 0; head_kv < c.heads_kv; ++head_kv) {
       problem.k = gather(inputs.k, sample.keys, head_kv);
       problem.v = gather(inputs.v, sample.keys, head_kv);
-      std::vector<double> dk(problem.k.size(), 0.0);
-      std::vector<double> dv(problem.v.size(), 0.0);
+      begin_group();
       for (int head = head_kv * group; head < (head_kv + 1) * group; ++head) {
         problem.q = gather(inputs.q, sample.queries, head);
         problem.sample_head = static_cast<std::uint32_t>(s) * c.heads_q + head;
         std::vector<double> dlse(sample.queries.size(), 0.0);
         if (c.with_dlse) dlse = gather(inputs.dlse, sample.queries, head);
-        const auto [results, grads] =
-            attend(problem, gather(inputs.dout, sample.queries, head), dlse);
-        scatter(r.out, sample.queries, head, results.out, dtype);
-        scatter(r.lse, sample.queries, head, results.lse, DType::kOther);
-        scatter(r.dq, sample.queries, head, grads.dq, dtype);
-        for (std::size_t i = 0; i < dk.size(); ++i) dk[i] += grads.dk[i];
-        for (std::size_t i = 0; i < dv.size(); ++i) dv[i] += grads.dv[i];
+        attend(sample, head, problem, gather(inputs.dout, sample.queries, head), dlse);
       }
-      scatter(r.dk, sample.keys, head_kv, dk, dtype);
-      scatter(r.dv, sample.keys, head_kv, dv, dtype);
+      end_group(sample, head_kv);
     }
   }
-  return r;
 }
 
 }  // namespace
 
 Results expected_results(const Case& c, const Inputs& inputs) {
-  return for_each_head(
-      c, inputs, DType::kOther,
-      [](const HeadProblem& problem, const std::vector<double>& dout,
-         const std::vector<double>& dlse) {
-        return std::pair{reference::forward(problem), reference::backward(problem, dout, dlse)};
-      });
+  Collector collector(c, DType::kOther);
+  for_each_head(
+      c, inputs, [&] { collector.begin_group(); },
+      [&](const SampleModel& sample, int head, const HeadProblem& problem,
+          const std::vector<double>& dout, const std::vector<double>& dlse) {
+        collector.add_head(sample, head, reference::forward(problem),
+                           reference::backward(problem, dout, dlse));
+      },
+      [&](const SampleModel& sample, int head_kv) { collector.end_group(sample, head_kv); });
+  return collector.take();
 }
 
-Results plain_results(const Case& c, const Inputs& inputs) {
-  return for_each_head(
-      c, inputs, c.dtype,
-      [&c](const HeadProblem& problem, const std::vector<double>& dout,
-           const std::vector<double>& dlse) { return plain_head(c.dtype, problem, dout, dlse); });
+PlainResults plain_results(const Case& c, const Inputs& inputs) {
+  Collector values(c, c.dtype);
+  Collector terms(c, DType::kOther);
+  for_each_head(
+      c, inputs,
+      [&] {
+        values.begin_group();
+        terms.begin_group();
+      },
+      [&](const SampleModel& sample, int head, const HeadProblem& problem,
+          const std::vector<double>& dout, const std::vector<double>& dlse) {
+        const PlainHead plain = plain_head(c.dtype, problem, dout, dlse);
+        values.add_head(sample, head, plain.results, plain.grads);
+        terms.add_head(sample, head, plain.result_terms, plain.grad_terms);
+      },
+      [&](const SampleModel& sample, int head_kv) {
+        values.end_group(sample, head_kv);
+        terms.end_group(sample, head_kv);
+      });
+  return {values.take(), terms.take()};
 }
 
 double ulp(DType dtype, double x) {
@@ -132,17 +176,22 @@ double ulp(DType dtype, double x) {
   return std::ldexp(1.0, exponent - format.mantissa_bits);
 }
 
+namespace {
+
 std::string first_error(const std::string& name, DType dtype, const Array& got,
-                        const Array& expected, const Array& plain) {
+                        const Array& expected, const Array& plain, const Array& terms) {
   if (got.values.size() != expected.values.size()) return name + " has another size";
   double plain_error = 0.0;
   double magnitude = 0.0;
+  double term_magnitude = 0.0;
   for (std::size_t i = 0; i < expected.values.size(); ++i) {
     if (!std::isfinite(expected.values[i])) continue;
     plain_error = std::max(plain_error, std::fabs(plain.values[i] - expected.values[i]));
     magnitude = std::max(magnitude, std::fabs(expected.values[i]));
+    term_magnitude = std::max(term_magnitude, terms.values[i]);
   }
-  const double allowed = 2.0 * plain_error + ulp(dtype, magnitude);
+  const double allowed =
+      2.0 * plain_error + ulp(dtype, magnitude) + ulp(DType::kFloat32, term_magnitude);
   for (std::size_t i = 0; i < expected.values.size(); ++i) {
     const double want = expected.values[i];
     const double have = got.values[i];
@@ -161,24 +210,27 @@ std::string first_error(const std::string& name, DType dtype, const Array& got,
   return "";
 }
 
+}  // namespace
+
 std::string first_error(const Case& c, const Results& got, const Results& expected,
-                        const Results& plain) {
-  const auto compare = [&](const char* name, const Array* a, const Array* b, const Array* p,
-                           DType dtype) -> std::string {
+                        const PlainResults& plain) {
+  struct Compared {
+    const char* name;
+    Array (Results::*array)[2];
+    DType dtype;
+  };
+  const Compared kCompared[] = {{"out", &Results::out, c.dtype},
+                                {"lse", &Results::lse, DType::kFloat32},
+                                {"dq", &Results::dq, c.dtype},
+                                {"dk", &Results::dk, c.dtype},
+                                {"dv", &Results::dv, c.dtype}};
+  for (const auto& [name, array, dtype] : kCompared) {
     for (const int set : {kFirst, kClean}) {
-      const std::string which = set == kClean ? std::string(name) + "_clean" : name;
-      const std::string error = first_error(which, dtype, a[set], b[set], p[set]);
+      const std::string error = first_error(
+          fmt::format("{}{}", name, set == kClean ? "_clean" : ""), dtype, (got.*array)[set],
+          (expected.*array)[set], (plain.values.*array)[set], (plain.terms.*array)[set]);
       if (!error.empty()) return error;
     }
-    return "";
-  };
-  for (const std::string& error :
-       {compare("out", got.out, expected.out, plain.out, c.dtype),
-        compare("lse", got.lse, expected.lse, plain.lse, DType::kFloat32),
-        compare("dq", got.dq, expected.dq, plain.dq, c.dtype),
-        compare("dk", got.dk, expected.dk, plain.dk, c.dtype),
-        compare("dv", got.dv, expected.dv, plain.dv, c.dtype)}) {
-    if (!error.empty()) return error;
   }
   return "";
 }

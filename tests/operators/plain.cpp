@@ -11,9 +11,7 @@
 namespace stepwell::testing {
 
 using geometry::Half;
-using reference::HeadGradients;
 using reference::HeadProblem;
-using reference::HeadResults;
 
 namespace {
 
@@ -24,21 +22,31 @@ float r(float x) {
   return x;
 }
 
+/// An ulp of the dtype in ulps of float32.
+template <DType kType>
+constexpr float kUlpsOfFloat32 = kType == DType::kFloat16    ? 0x1p13f
+                                 : kType == DType::kBFloat16 ? 0x1p16f
+                                                             : 1.0f;
+
 std::vector<float> floats(const std::vector<double>& values) {
   return {values.begin(), values.end()};
 }
 
-/// Eight partial sums, as vector code has them.
+/// A fused multiply-add: float64 holds products of float32 exactly.
+float multiply_add(float a, float b, float sum) {
+  return static_cast<float>(static_cast<double>(a) * b + sum);
+}
+
+// Sums run in order, as each element of a product does in the inner loops of a BLAS (and, bit for
+// bit, in torch 2.13 with up to 128 terms).
 float dot(const float* a, const float* b, int n) {
-  float sums[8] = {};
-  for (int i = 0; i < n; i += 8) {
-    for (int lane = 0; lane < 8; ++lane) sums[lane] += a[i + lane] * b[i + lane];
-  }
-  return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+  float sum = 0.0f;
+  for (int i = 0; i < n; ++i) sum = multiply_add(a[i], b[i], sum);
+  return sum;
 }
 
 void add_scaled(float* to, float factor, const float* row, int n) {
-  for (int i = 0; i < n; ++i) to[i] += factor * row[i];
+  for (int i = 0; i < n; ++i) to[i] = multiply_add(factor, row[i], to[i]);
 }
 
 template <DType kType>
@@ -54,10 +62,17 @@ bool kept(const HeadProblem& problem, const reference::Token& query, const refer
          dropout_threshold(problem.dropout_p);
 }
 
+std::vector<double> doubles(const std::vector<float>& values) {
+  return {values.begin(), values.end()};
+}
+
+void add_magnitudes(float* to, float factor, const float* row, int n) {
+  for (int i = 0; i < n; ++i) to[i] += std::fabs(factor * row[i]);
+}
+
 template <DType kType>
-std::pair<HeadResults, HeadGradients> attend(const HeadProblem& problem,
-                                             const std::vector<double>& dout64,
-                                             const std::vector<double>& dlse) {
+PlainHead attend(const HeadProblem& problem, const std::vector<double>& dout64,
+                 const std::vector<double>& dlse) {
   const int dim = problem.dim;
   const int dim_v = problem.dim_v;
   const std::vector<float> q = floats(problem.q);
@@ -72,7 +87,12 @@ std::pair<HeadResults, HeadGradients> attend(const HeadProblem& problem,
   std::vector<float> dq(q.size());
   std::vector<float> dk(k.size());
   std::vector<float> dv(v.size());
+  std::vector<float> out_terms(out.size());
+  std::vector<float> dq_terms(dq.size());
+  std::vector<float> dk_terms(dk.size());
+  std::vector<float> dv_terms(dv.size());
   std::vector<double> lse_of_rows;
+  std::vector<double> lse_terms;
   std::vector<int> keys;
   std::vector<float> scores, tanhs, p, factor, dp;
   for (std::size_t i = 0; i < problem.queries.size(); ++i) {
@@ -98,6 +118,7 @@ std::pair<HeadResults, HeadGradients> attend(const HeadProblem& problem,
     }
     if (keys.empty()) {
       lse_of_rows.push_back(-std::numeric_limits<double>::infinity());
+      lse_terms.push_back(0.0);
       continue;
     }
     const float top = *std::max_element(scores.begin(), scores.end());
@@ -108,16 +129,31 @@ std::pair<HeadResults, HeadGradients> attend(const HeadProblem& problem,
     }
     const float lse = top + std::log(sum);
     lse_of_rows.push_back(lse);
+    lse_terms.push_back(std::fabs(top) + std::fabs(lse));
+    // Backward gets out and lse rounded: what it recomputes of P is off by an ulp of lse, and its
+    // delta = dout . out by independent ulps of the terms, and by the sum's own rounding.
+    const float recomputed = std::max(1.0f, std::fabs(lse));
     float delta = 0.0f;
     for (std::size_t s = 0; s < keys.size(); ++s) {
       p[s] = r<kType>(p[s] / sum);
-      const float* v_row = v.data() + std::size_t(keys[s]) * dim_v;
+      const std::size_t v_at = std::size_t(keys[s]) * dim_v;
+      const float* v_row = v.data() + v_at;
       const float dropped = r<kType>(p[s] * factor[s]);
       add_scaled(out.data() + i * dim_v, dropped, v_row, dim_v);
-      add_scaled(dv.data() + std::size_t(keys[s]) * dim_v, dropped, dout_row, dim_v);
+      add_scaled(dv.data() + v_at, dropped, dout_row, dim_v);
+      add_magnitudes(out_terms.data() + i * dim_v, dropped, v_row, dim_v);
+      add_magnitudes(dv_terms.data() + v_at, dropped * recomputed, dout_row, dim_v);
       dp.push_back(r<kType>(r<kType>(dot(dout_row, v_row, dim_v)) * factor[s]));
       delta += p[s] * dp[s];
     }
+    float absolute = 0.0f;
+    float squares = 0.0f;
+    for (int d = 0; d < dim_v; ++d) {
+      const float product = dout_row[d] * out[i * dim_v + d];
+      absolute += std::fabs(product);
+      squares += product * product;
+    }
+    const float delta_terms = absolute + std::sqrt(squares) * kUlpsOfFloat32<kType>;
     for (std::size_t s = 0; s < keys.size(); ++s) {
       float ds = r<kType>(p[s] * (dp[s] - delta));
       ds = r<kType>(ds + r<kType>(std::exp(scores[s] - lse) * static_cast<float>(dlse[i])));
@@ -127,24 +163,30 @@ std::pair<HeadResults, HeadGradients> attend(const HeadProblem& problem,
         ds = r<kType>(ds / cap);
       }
       ds = r<kType>(ds * scale);
-      add_scaled(dq.data() + i * dim, ds, k.data() + std::size_t(keys[s]) * dim, dim);
-      add_scaled(dk.data() + std::size_t(keys[s]) * dim, ds, q_row, dim);
+      const std::size_t k_at = std::size_t(keys[s]) * dim;
+      add_scaled(dq.data() + i * dim, ds, k.data() + k_at, dim);
+      add_scaled(dk.data() + k_at, ds, q_row, dim);
+      const float terms =
+          p[s] * scale * (std::fabs(dp[s]) + delta_terms + std::fabs(static_cast<float>(dlse[i])));
+      add_magnitudes(dq_terms.data() + i * dim, terms, k.data() + k_at, dim);
+      add_magnitudes(dk_terms.data() + k_at, terms, q_row, dim);
     }
   }
-  std::pair<HeadResults, HeadGradients> result;
-  round_all<kType>(out, result.first.out);
-  result.first.lse = lse_of_rows;
-  round_all<kType>(dq, result.second.dq);
-  round_all<kType>(dk, result.second.dk);
-  round_all<kType>(dv, result.second.dv);
-  return result;
+  PlainHead head;
+  round_all<kType>(out, head.results.out);
+  head.results.lse = lse_of_rows;
+  round_all<kType>(dq, head.grads.dq);
+  round_all<kType>(dk, head.grads.dk);
+  round_all<kType>(dv, head.grads.dv);
+  head.result_terms = {doubles(out_terms), lse_terms};
+  head.grad_terms = {doubles(dq_terms), doubles(dk_terms), doubles(dv_terms)};
+  return head;
 }
 
 }  // namespace
 
-std::pair<HeadResults, HeadGradients> plain_head(DType dtype, const HeadProblem& problem,
-                                                 const std::vector<double>& dout,
-                                                 const std::vector<double>& dlse) {
+PlainHead plain_head(DType dtype, const HeadProblem& problem, const std::vector<double>& dout,
+                     const std::vector<double>& dlse) {
   switch (dtype) {
     case DType::kFloat16:
       return attend<DType::kFloat16>(problem, dout, dlse);
