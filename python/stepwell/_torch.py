@@ -25,6 +25,10 @@ from ._arguments import (
     check_seed,
 )
 
+_TORCH_VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
+if _TORCH_VERSION < (2, 11):
+    raise ImportError(f"torch is {torch.__version__}; stepwell accepts 2.11 or later, or none")
+
 Array = torch.Tensor
 ARRAY_NAME = "torch.Tensor"
 
@@ -278,7 +282,12 @@ def _define(
                 out, lse = outputs[2 * pair], outputs[2 * pair + 1]
                 dout, dlse = douts[2 * pair], douts[2 * pair + 1]
                 inputs += (torch.zeros_like(out) if dout is None else dout, dlse, out, lse)
-            gradients = backward_op(*inputs, *saved[:num_tensors], *ctx.settings)
+            inputs += (*saved[:num_tensors], *ctx.settings)
+            if _C.is_grad_enabled():  # create_graph=True
+                gradients = backward_op(*inputs)
+            else:
+                with _C._AutoDispatchBelowAutograd():
+                    gradients = backward_op(*inputs)
             results = [None] * num_arguments
             for i, gradient in zip(gradient_inputs, gradients, strict=True):
                 if ctx.needs_input_grad[i]:

@@ -285,7 +285,7 @@ class Case:
     def mask_rows(self) -> int:
         return next(iter(self.row_counts().values()))
 
-    def _call(self):
+    def function(self):
         """The public function for the layout, and its arguments beside the tensors."""
         mask, options = self.mask, self.options()
         diffusion = dataclasses.asdict(mask) if isinstance(mask, masks.Diffusion) else {}
@@ -308,7 +308,7 @@ class Case:
 
     def run(self, tensors: dict[str, torch.Tensor], **extra: Any):
         """out (batch, rows, heads, dim) and lse (batch, heads, rows), rows as in rows()."""
-        function, arguments = self._call()
+        function, arguments = self.function()
         results = function(**tensors, **arguments, **extra, return_lse=True)
         if self.split:
             out, out_clean, lse, lse_clean = results

@@ -4,6 +4,9 @@ import dense
 import pytest
 import torch
 from cases import BY_NAME
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import joint_cases, sequence_cases, split_cases
 
 import stepwell
 from stepwell import masks
@@ -89,6 +92,32 @@ def assert_within_twice_plain_torch(case, tensors, scale=None, softcap=0.0):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_case(case, dtype):
     assert_within_twice_plain_torch(case, case.tensors(dtype))
+
+
+@given(
+    joint_cases(longest=70) | split_cases(longest=80) | sequence_cases(longest=150),
+    st.sampled_from([(1, 1), (4, 2), (3, 1)]),
+    st.sampled_from([(8, 8), (16, 40), (32, 32), (72, 64)]),
+)
+@settings(max_examples=80)
+def test_fuzz(fuzz, heads, dims):
+    torch.manual_seed(0)
+    tensors = fuzz.tensors(heads_q=heads[0], heads_kv=heads[1], dim=dims[0], dim_v=dims[1])
+    q, _, v = fuzz.join(tensors)
+    dout = torch.randn(*q.shape[:3], v.shape[-1])
+    dlse = torch.randn(q.shape[0], q.shape[2], q.shape[1])
+    mask = fuzz.dense_mask()
+    exact = results(
+        fuzz,
+        {name: x.double() for name, x in tensors.items()},
+        dout,
+        dlse,
+        lambda tensors: dense.attention(*fuzz.join(tensors), mask),
+    )
+    actual = results(fuzz, tensors, dout, dlse, fuzz.run)
+    for i, (result, expected) in enumerate(zip(actual, exact, strict=True)):
+        tolerance = 5e-6 if i < 2 else 5e-5
+        torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", ["batch", "interleaved_views", "split_shard", "window_2_1"])

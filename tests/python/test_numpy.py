@@ -20,7 +20,7 @@ def to_numpy(values):
 
 def call(case, tensors, **options):
     """(function's results, arguments) for torch or NumPy arrays."""
-    function, arguments = case._call()
+    function, arguments = case.function()
     if isinstance(next(iter(tensors.values())), np.ndarray):
         arguments = to_numpy(arguments)
     return function(**tensors, **arguments, **options, return_lse=True)
