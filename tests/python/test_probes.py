@@ -3,7 +3,7 @@
 import dense
 import pytest
 import torch
-from cases import BY_NAME
+from cases import BY_NAME, CASES
 
 import stepwell
 from stepwell import masks
@@ -172,9 +172,11 @@ def test_no_leak(name):
                     assert torch.equal(lse[entry][:, same], lse2[entry][:, same])
 
 
-def test_gradient_halves(case):
-    if not isinstance(case.mask, masks.Diffusion):
-        pytest.skip("one sequence has no halves")
+@pytest.mark.parametrize(
+    "name", [case.name for case in CASES if isinstance(case.mask, masks.Diffusion)]
+)
+def test_gradient_halves(name):
+    case = BY_NAME[name]
     _, q_half, _, k_half = row_kinds(case)
     tensors = case.tensors()
     q, _, v = case.join(tensors)
