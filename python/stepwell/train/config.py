@@ -63,8 +63,8 @@ class TrainConfig:
     batch: int = 8
     minutes: float | None = 4.0
     steps: int | None = None
-    lr: float = 0.006
-    embedding_lr: float = 0.015
+    lr: float = 0.004
+    embedding_lr: float = 0.02
     weight_decay: float = 0.1
     warmup: float = 0.05
     decay: float = 0.5

@@ -87,17 +87,19 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def _measurements(rows: Sequence[dict[str, Any]]) -> list[str]:
-    cells = []
+    cells, reasons = [], []
     for entry in rows:
         row = Measurement(**entry)
-        shape = f"{row.batch} × 2 × {row.length}"
+        shape, title = f"{row.batch} × 2 × {row.length}", _TITLES[row.attention]
         if row.why_not is None:
-            cells.append(
-                (shape, _TITLES[row.attention], f"{row.step_ms:.1f} ms", f"{row.peak_mib:.0f} MiB")
-            )
+            cells.append((shape, title, f"{row.step_ms:.1f} ms", f"{row.peak_mib:.0f} MiB"))
         else:
-            cells.append((shape, _TITLES[row.attention], "does not run", row.why_not))
-    return _table(("windows × halves × bytes", "attention", "step", "peak memory"), cells)
+            cells.append((shape, title, "does not run", ""))
+            reason = f"{title} does not run here: {row.why_not}"
+            if reason not in reasons:
+                reasons += ["", reason]
+    head = ("windows × halves × bytes", "attention", "step", "peak memory")
+    return _table(head, cells) + reasons
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

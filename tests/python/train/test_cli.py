@@ -132,6 +132,21 @@ def test_folder_with_a_run_is_not_overwritten(text, tmp_path, capsys):
     assert f"--output: {tmp_path} holds a run; accepted: another folder" in capsys.readouterr().err
 
 
+def test_gpu_without_a_backend_is_left_alone_and_said_so(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    reasons = {"cuda": "this build has no CUDA backend", "cpu": None}
+    monkeypatch.setattr(cli, "why_not", lambda name, device: reasons[device.type])
+    assert cli._device("auto", "stepwell")[0].type == "cpu"
+    assert "does not run on it (this build has no CUDA backend): using the CPU" in (
+        capsys.readouterr().out
+    )
+    with pytest.raises(ValueError, match="--device: attention stepwell does not run on cuda: this"):
+        cli._device("cuda", "stepwell")
+    reasons["cuda"] = None
+    assert cli._device("auto", "stepwell")[0].type == "cuda"
+    assert cli._device("cpu", "stepwell")[0].type == "cpu"
+
+
 def test_missing_gpu_is_named(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SystemExit):
