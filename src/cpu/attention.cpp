@@ -85,6 +85,23 @@ std::vector<FillPart> unused_runs(const geometry::Layout& layout, bool keys) {
   return parts;
 }
 
+/// Threads worth waking for a number of multiply-adds: a barrier costs about what a core does of
+/// them in some microseconds, and far more while other threads keep the cores busy.
+int threads_for(int threads, double multiply_adds) {
+  constexpr double kPerThread = 2e6;
+  const double worth = multiply_adds / kPerThread;
+  return worth < threads ? std::max(1, static_cast<int>(worth)) : threads;
+}
+
+/// Multiply-adds of the forward pass; the backward pass has two and a half times as many.
+double forward_multiply_adds(const AttentionProblem& problem, const std::vector<Sample>& samples) {
+  double pairs = 0.0;
+  for (const Sample& sample : samples) {
+    pairs += static_cast<double>(geometry::visible_pairs(sample.mask));
+  }
+  return pairs * problem.heads_q * (problem.head_dim + problem.head_dim_v);
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------------------------------- forward
@@ -132,10 +149,11 @@ std::size_t forward_workspace_bytes(const AttentionProblem& problem) {
 
 void forward(const AttentionProblem& problem, std::byte* workspace) {
   const Kernels& code = kernels();
-  const int threads = thread_count(problem.num_threads);
   const std::size_t stride =
       scratch_bytes(code.forward_scratch_floats(problem.head_dim, problem.head_dim_v));
   const std::vector<Sample> samples = all_samples(problem);
+  const int threads =
+      threads_for(thread_count(problem.num_threads), forward_multiply_adds(problem, samples));
   const std::vector<TileTask> tasks = forward_tasks(samples);
   const Dropout dropout = make_dropout(problem);
 
@@ -232,7 +250,8 @@ BackwardBuffers make_buffers(const AttentionProblem& problem, Arena& arena) {
     const QueryExtent extent = query_extent(problem.layout, half);
     const std::int64_t heads = problem.heads_q;
     const std::size_t values = static_cast<std::size_t>(extent.values(problem.heads_q));
-    for (RowValues* to : {&buffers.row_values[h].lse_log2, &buffers.row_values[h].delta}) {
+    BackwardRowValues& row_values = buffers.row_values[h];
+    for (RowValues* to : {&row_values.lse_log2, &row_values.lse_factor, &row_values.delta}) {
       *to = {arena.take(values * sizeof(float)), heads * extent.rows, extent.rows, 1};
     }
     if (sums_in_place(problem)) {
@@ -282,7 +301,7 @@ std::size_t backward_workspace_bytes(const AttentionProblem& problem) {
       kernels().backward_scratch_floats(problem.head_dim, problem.head_dim_v);
   std::size_t bytes =
       static_cast<std::size_t>(thread_count(problem.num_threads)) * scratch_bytes(floats);
-  bytes += 2 * query_values_bytes(problem, 1);
+  bytes += 3 * query_values_bytes(problem, 1);
   if (!sums_in_place(problem))
     bytes += query_values_bytes(problem, padded_columns(problem.head_dim));
   return bytes;
@@ -290,10 +309,11 @@ std::size_t backward_workspace_bytes(const AttentionProblem& problem) {
 
 void backward(const AttentionProblem& problem, std::byte* workspace) {
   const Kernels& code = kernels();
-  const int threads = thread_count(problem.num_threads);
   const std::size_t stride =
       scratch_bytes(code.backward_scratch_floats(problem.head_dim, problem.head_dim_v));
   const std::vector<Sample> samples = all_samples(problem);
+  const int threads =
+      threads_for(thread_count(problem.num_threads), 2.5 * forward_multiply_adds(problem, samples));
   const Dropout dropout = make_dropout(problem);
   Arena arena(workspace + static_cast<std::size_t>(threads) * stride);
   const BackwardBuffers buffers = make_buffers(problem, arena);

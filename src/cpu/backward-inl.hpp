@@ -16,6 +16,7 @@
 #define STEPWELL_CPU_BACKWARD_INL_HPP
 #endif
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -111,8 +112,12 @@ inline void row_values(const RowValuesPart& part, float* scratch) {
       delta -= *tensors.dlse.at(sample.batch_index, part.head, first + i);
     }
     *values.delta.at(sample.batch_index, part.head, first + i) = delta;
-    *values.lse_log2.at(sample.batch_index, part.head, first + i) =
-        *tensors.lse.at(sample.batch_index, part.head, first + i) * kLog2E;
+    // In units of log 2 as a float and the factor exp2(-rest) that makes up for its rounding.
+    const double lse = *tensors.lse.at(sample.batch_index, part.head, first + i) / kLn2;
+    const float rounded = static_cast<float>(lse);
+    *values.lse_log2.at(sample.batch_index, part.head, first + i) = rounded;
+    *values.lse_factor.at(sample.batch_index, part.head, first + i) =
+        std::isfinite(rounded) ? static_cast<float>(std::exp2(rounded - lse)) : 1.0f;
   }
 }
 
@@ -127,6 +132,7 @@ struct QuerySegment {
   RowSpan q;
   RowSpan dout;
   RowValues lse_log2;
+  RowValues lse_factor;
   RowValues delta;
   Rows dq;
   DropoutStream dropout;
@@ -156,14 +162,12 @@ inline void scores_of_panel(const BackwardContext& context, const QuerySegment& 
   const std::size_t first = static_cast<std::size_t>(seen.begin - rows.begin);
   const std::size_t last = static_cast<std::size_t>(seen.end - rows.begin);
 
-  multiply<StoredBy::kRows, Update::kStore>(
-      last - first, kPanel, static_cast<std::size_t>(context.problem.head_dim),
-      scratch.q + first * scratch.dim, scratch.dim, scratch.k_transposed + column, stride,
-      scratch.p + first * stride + column, stride);
-  multiply<StoredBy::kRows, Update::kStore>(
-      last - first, kPanel, static_cast<std::size_t>(context.problem.head_dim_v),
-      scratch.dout + first * scratch.dim_v, scratch.dim_v, scratch.v_transposed + column, stride,
-      scratch.ds + first * stride + column, stride);
+  multiply_long(last - first, kPanel, static_cast<std::size_t>(context.problem.head_dim),
+                scratch.q + first * scratch.dim, scratch.dim, scratch.k_transposed + column, stride,
+                scratch.p + first * stride + column, stride);
+  multiply_long(last - first, kPanel, static_cast<std::size_t>(context.problem.head_dim_v),
+                scratch.dout + first * scratch.dim_v, scratch.dim_v, scratch.v_transposed + column,
+                stride, scratch.ds + first * stride + column, stride);
 
   const auto zero_rows = [&](std::size_t from, std::size_t to) {
     for (std::size_t i = from; i < to; ++i) {
@@ -181,6 +185,8 @@ inline void scores_of_panel(const BackwardContext& context, const QuerySegment& 
     const std::int32_t row = rows.begin + static_cast<std::int32_t>(i);
     const FloatVec lse =
         hn::Set(d, *segment.lse_log2.at(segment.batch, segment.head, segment.first + row));
+    const FloatVec factor =
+        hn::Set(d, *segment.lse_factor.at(segment.batch, segment.head, segment.first + row));
     const FloatVec delta =
         hn::Set(d, *segment.delta.at(segment.batch, segment.head, segment.first + row));
     geometry::Interval visible{keys.begin, keys.begin + kPanel};
@@ -195,7 +201,7 @@ inline void scores_of_panel(const BackwardContext& context, const QuerySegment& 
         s = tanh(hn::Mul(s, hn::Set(d, context.softcap_scale)));
         slope = hn::NegMulAdd(s, s, slope);
       }
-      FloatVec p = exp2(hn::MulSub(s, scale, lse));
+      const FloatVec p = hn::Mul(exp2(hn::MulSub(s, scale, lse)), factor);
       FloatVec kept = p;
       if (dropout.active) {
         const auto number = hn::LoadU(dw, scratch.dropout + i * stride + column + n);
@@ -321,6 +327,7 @@ inline void backward_segment(const BackwardContext& context, geometry::Half quer
         {tensors.q, problem.dtype, sample.batch_index, first, head},
         {tensors.dout, problem.dtype, sample.batch_index, first, head},
         values.lse_log2,
+        values.lse_factor,
         values.delta,
         part.buffers->dq[static_cast<int>(query_half)],
         dropout_stream(part.dropout.key, part.sample_index, problem.heads_q, head, segment_index,
@@ -419,7 +426,7 @@ inline void backward_part(const BackwardPart& part, float* scratch_memory) {
       part,
       problem,
       BackwardScratch(scratch_memory, problem.head_dim, problem.head_dim_v),
-      static_cast<float>(capped ? problem.softcap : problem.softmax_scale) * kLog2E,
+      static_cast<float>((capped ? problem.softcap : problem.softmax_scale) / kLn2),
       static_cast<float>(problem.softcap),
       capped ? static_cast<float>(problem.softmax_scale / problem.softcap) : 0.0f};
 

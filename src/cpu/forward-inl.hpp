@@ -30,8 +30,7 @@ namespace stepwell::cpu::HWY_NAMESPACE {
 
 static_assert(kForwardTileQ % kPanel == 0);
 
-inline constexpr float kLog2E = 1.44269504088896340736f;
-inline constexpr float kLn2 = 0.69314718055994530942f;
+inline constexpr double kLn2 = 0.69314718055994530942;
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 /// One thread's memory for a forward tile.
@@ -72,14 +71,44 @@ inline std::size_t forward_scratch_floats(int head_dim, int head_dim_v) {
   return static_cast<std::size_t>(ForwardScratch(base, head_dim, head_dim_v).end() - base);
 }
 
+/// How stored scores become exponents of 2: exp2(scale_log2 * s). Products with Q are stored as
+/// they are, so that scaling happens inside an FMA, exactly; capped scores are stored in units of
+/// log 2.
+struct ScoreScale {
+  float q_factor;       // Q is multiplied with it: the sign of the softmax scale, or 0
+  float softcap_scale;  // softmax scale / softcap
+  float softcap_log2;   // softcap in units of log 2; 0: none
+  float scale_log2;     // positive
+};
+
+inline ScoreScale score_scale(const AttentionProblem& problem) {
+  const double scale = problem.softmax_scale;
+  constexpr double kLog2 = 1.44269504088896340736;
+  if (problem.softcap != 0.0) {
+    return {1.0f, static_cast<float>(scale / problem.softcap),
+            static_cast<float>(problem.softcap * kLog2), 1.0f};
+  }
+  if (scale == 0.0) return {0.0f, 0.0f, 0.0f, 1.0f};
+  return {scale < 0.0 ? -1.0f : 1.0f, 0.0f, 0.0f, static_cast<float>(std::abs(scale) * kLog2)};
+}
+
+/// scale_log2 * row maximum, which exponents are taken against; 0 for a row that has seen no key,
+/// where -inf + inf would be NaN.
+HWY_INLINE FloatVec reference_of(FloatVec row_max, float scale_log2) {
+  const FloatTag d;
+  return hn::IfThenZeroElse(hn::Eq(row_max, hn::Set(d, kMinusInfinity)),
+                            hn::Mul(row_max, hn::Set(d, scale_log2)));
+}
+
 /// S^T of a panel: cap, mask, and the new row maxima.
 template <bool kMasked>
 HWY_INLINE void finish_scores(float* scores, std::int32_t key_first, std::int32_t keys,
                               const std::int32_t* key_begin, const std::int32_t* key_end,
-                              float softcap_log2, float* row_max, float* rescale) {
+                              const ScoreScale& scale, float* row_max, float* rescale) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
   const std::size_t lanes = hn::Lanes(d);
+  const bool capped = scale.softcap_log2 != 0.0f;
   for (std::size_t n = 0; n < static_cast<std::size_t>(kPanel); n += lanes) {
     FloatVec maximum = hn::Set(d, kMinusInfinity);
     const auto begin = kMasked ? hn::LoadU(di, key_begin + n) : hn::Zero(di);
@@ -87,41 +116,44 @@ HWY_INLINE void finish_scores(float* scores, std::int32_t key_first, std::int32_
     for (std::int32_t k = 0; k < keys; ++k) {
       float* at = scores + static_cast<std::size_t>(k) * kPanel + n;
       FloatVec s = hn::LoadU(d, at);
-      if (softcap_log2 != 0.0f) s = hn::Mul(hn::Set(d, softcap_log2), tanh(s));
+      if (capped) {
+        s = hn::Mul(hn::Set(d, scale.softcap_log2),
+                    tanh(hn::Mul(s, hn::Set(d, scale.softcap_scale))));
+      }
       if (kMasked) {
         const auto key = hn::Set(di, key_first + k);
         const auto seen = hn::AndNot(hn::VecFromMask(di, hn::Lt(key, begin)),
                                      hn::VecFromMask(di, hn::Lt(key, end)));
         s = hn::IfThenElse(hn::RebindMask(d, hn::MaskFromVec(seen)), s, hn::Set(d, kMinusInfinity));
       }
-      if (kMasked || softcap_log2 != 0.0f) hn::StoreU(s, d, at);
+      if (kMasked || capped) hn::StoreU(s, d, at);
       maximum = hn::Max(maximum, s);
     }
     const FloatVec old_max = hn::LoadU(d, row_max + n);
     const FloatVec new_max = hn::Max(old_max, maximum);
     hn::StoreU(new_max, d, row_max + n);
-    // A row that has seen no key yet keeps -inf: both exponents below must not become -inf + inf.
-    const FloatVec reference =
-        hn::IfThenZeroElse(hn::Eq(new_max, hn::Set(d, kMinusInfinity)), new_max);
-    hn::StoreU(exp2(hn::Sub(old_max, reference)), d, rescale + n);
+    // From the old reference, not the old maximum: sums were taken against its rounded value.
+    const FloatVec old_reference = hn::IfThenElse(hn::Eq(old_max, hn::Set(d, kMinusInfinity)),
+                                                  old_max, reference_of(old_max, scale.scale_log2));
+    hn::StoreU(exp2(hn::Sub(old_reference, reference_of(new_max, scale.scale_log2))), d,
+               rescale + n);
   }
 }
 
 /// P^T of a panel in place of S^T, and the row sums (of all pairs: dropout acts on P alone).
-inline void exponentiate(float* scores, std::int32_t keys, const float* row_max,
+inline void exponentiate(float* scores, std::int32_t keys, float scale_log2, const float* row_max,
                          const float* rescale, float* row_sum, const std::uint32_t* dropout,
                          std::uint32_t threshold) {
   const FloatTag d;
   const WordTag dw;
   const std::size_t lanes = hn::Lanes(d);
+  const FloatVec scale = hn::Set(d, scale_log2);
   for (std::size_t n = 0; n < static_cast<std::size_t>(kPanel); n += lanes) {
-    const FloatVec maximum = hn::LoadU(d, row_max + n);
-    const FloatVec reference =
-        hn::IfThenZeroElse(hn::Eq(maximum, hn::Set(d, kMinusInfinity)), maximum);
+    const FloatVec reference = reference_of(hn::LoadU(d, row_max + n), scale_log2);
     FloatVec sum = hn::Mul(hn::LoadU(d, row_sum + n), hn::LoadU(d, rescale + n));
     for (std::int32_t k = 0; k < keys; ++k) {
       const std::size_t at = static_cast<std::size_t>(k) * kPanel + n;
-      FloatVec p = exp2(hn::Sub(hn::LoadU(d, scores + at), reference));
+      FloatVec p = exp2(hn::MulSub(hn::LoadU(d, scores + at), scale, reference));
       sum = hn::Add(sum, p);
       if (dropout != nullptr) {
         const auto dropped = hn::Lt(hn::LoadU(dw, dropout + at), hn::Set(dw, threshold));
@@ -139,7 +171,7 @@ struct ForwardContext {
   const AttentionProblem& problem;
   ForwardScratch scratch;
   std::int32_t query_position;
-  float softcap_log2;  // softcap in units of log 2; 0: none
+  ScoreScale scale;
 
   std::int32_t rows() const { return tile.rows.size(); }
 
@@ -165,15 +197,14 @@ inline void add_keys_to_panel(const ForwardContext& context, const geometry::Int
   const std::size_t first = static_cast<std::size_t>(keys.begin - loaded);
   const std::size_t dim = static_cast<std::size_t>(problem.head_dim);
   const std::size_t dim_v = static_cast<std::size_t>(problem.head_dim_v);
-  multiply<StoredBy::kRows, Update::kStore>(count, kPanel, dim, scratch.k + first * dim, dim,
-                                            scratch.q_transposed + column, kForwardTileQ,
-                                            scratch.scores, kPanel);
+  multiply_long(count, kPanel, dim, scratch.k + first * dim, dim, scratch.q_transposed + column,
+                kForwardTileQ, scratch.scores, kPanel);
   if (tile_class == geometry::TileClass::kFull) {
-    finish_scores<false>(scratch.scores, keys.begin, keys.size(), nullptr, nullptr,
-                         context.softcap_log2, scratch.row_max + column, scratch.rescale);
+    finish_scores<false>(scratch.scores, keys.begin, keys.size(), nullptr, nullptr, context.scale,
+                         scratch.row_max + column, scratch.rescale);
   } else {
     finish_scores<true>(scratch.scores, keys.begin, keys.size(), scratch.key_begin + column,
-                        scratch.key_end + column, context.softcap_log2, scratch.row_max + column,
+                        scratch.key_end + column, context.scale, scratch.row_max + column,
                         scratch.rescale);
   }
   const Dropout& dropout = context.tile.dropout;
@@ -185,9 +216,9 @@ inline void add_keys_to_panel(const ForwardContext& context, const geometry::Int
                                   context.tile.head, segment, clean_keys),
                    keys.begin, keys.end, rows.begin, kPanel, scratch.dropout);
   }
-  exponentiate(scratch.scores, keys.size(), scratch.row_max + column, scratch.rescale,
-               scratch.row_sum + column, dropout.active ? scratch.dropout : nullptr,
-               dropout.threshold);
+  exponentiate(scratch.scores, keys.size(), context.scale.scale_log2, scratch.row_max + column,
+               scratch.rescale, scratch.row_sum + column,
+               dropout.active ? scratch.dropout : nullptr, dropout.threshold);
   multiply<StoredBy::kColumns, Update::kScaleAdd>(
       dim_v, kPanel, count, scratch.v + first * dim_v, dim_v, scratch.scores, kPanel,
       scratch.out_transposed + column, kForwardTileQ, scratch.rescale);
@@ -249,14 +280,9 @@ inline void forward_tile(const ForwardTile& tile, float* scratch_memory) {
   const geometry::Sample& sample = *tile.sample;
   const std::size_t dim = static_cast<std::size_t>(problem.head_dim);
   const std::size_t dim_v = static_cast<std::size_t>(problem.head_dim_v);
-  // Scores come out in units of log 2, or, where they are capped, as the argument of tanh.
-  const float scale = problem.softcap != 0.0
-                          ? static_cast<float>(problem.softmax_scale / problem.softcap)
-                          : static_cast<float>(problem.softmax_scale) * kLog2E;
-  const ForwardContext context{tile, problem,
-                               ForwardScratch(scratch_memory, problem.head_dim, problem.head_dim_v),
-                               geometry::query_position(sample.mask, tile.half),
-                               static_cast<float>(problem.softcap) * kLog2E};
+  const ForwardContext context{
+      tile, problem, ForwardScratch(scratch_memory, problem.head_dim, problem.head_dim_v),
+      geometry::query_position(sample.mask, tile.half), score_scale(problem)};
   const ForwardScratch& scratch = context.scratch;
   const HalfTensors& tensors = problem.half(tile.half);
   const std::int64_t first_row = tile.half == geometry::Half::kNoisy
@@ -268,8 +294,8 @@ inline void forward_tile(const ForwardTile& tile, float* scratch_memory) {
   for (std::size_t i = 0; i < static_cast<std::size_t>(kForwardTileQ); ++i) {
     float* row = scratch.k + i * dim;
     if (i < rows) {
-      load_row(q_rows.at(tile.rows.begin + static_cast<std::int64_t>(i)), problem.dtype, dim, scale,
-               row);
+      load_row(q_rows.at(tile.rows.begin + static_cast<std::int64_t>(i)), problem.dtype, dim,
+               context.scale.q_factor, row);
     } else {
       for (std::size_t c = 0; c < dim; ++c) row[c] = 0.0f;
     }
@@ -293,8 +319,11 @@ inline void forward_tile(const ForwardTile& tile, float* scratch_memory) {
     const float factor = sees_nothing ? 0.0f : tile.dropout.keep_scale / sum;
     store_row(scratch.k + i * dim_v, dim_v, factor, problem.dtype, out_rows.mutable_at(row));
     if (tensors.lse.data != nullptr) {
+      // The reference that the sum was taken against, in float as there; the rest in double.
+      const float reference = scratch.row_max[i] * context.scale.scale_log2;
       *tensors.lse.at(sample.batch_index, tile.head, first_row + row) =
-          sees_nothing ? kMinusInfinity : scratch.row_max[i] * kLn2 + std::log(sum);
+          sees_nothing ? kMinusInfinity
+                       : static_cast<float>(reference * kLn2 + std::log(double{sum}));
     }
   }
 }

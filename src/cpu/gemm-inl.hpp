@@ -115,6 +115,22 @@ HWY_NOINLINE void multiply(std::size_t rows, std::size_t columns, std::size_t de
   }
 }
 
+/// Terms of a dot product that are summed in one chain; longer ones are summed in slices, which
+/// keeps the rounding error of scores at large head dims near that of a blocked matrix product.
+inline constexpr std::size_t kChain = 64;
+
+/// C = A B with A stored by rows, in slices of kChain.
+inline void multiply_long(std::size_t rows, std::size_t columns, std::size_t depth, const float* a,
+                          std::size_t lda, const float* b, std::size_t ldb, float* c,
+                          std::size_t ldc) {
+  multiply<StoredBy::kRows, Update::kStore>(rows, columns, depth < kChain ? depth : kChain, a, lda,
+                                            b, ldb, c, ldc);
+  for (std::size_t k = kChain; k < depth; k += kChain) {
+    multiply<StoredBy::kRows, Update::kAdd>(rows, columns, depth - k < kChain ? depth - k : kChain,
+                                            a + k, lda, b + k * ldb, ldb, c, ldc);
+  }
+}
+
 }  // namespace stepwell::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

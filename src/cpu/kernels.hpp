@@ -49,8 +49,9 @@ struct ForwardTile {
 /// Per-row values of the backward pass, float32 `[batch, head, row]` like the tensors they belong
 /// to.
 struct BackwardRowValues {
-  RowValues lse_log2;  // log-sum-exp in units of log 2
-  RowValues delta;     // sum over the value dim of dout * out, minus the gradient of lse
+  RowValues lse_log2;    // log-sum-exp in units of log 2
+  RowValues lse_factor;  // exp2 of what its rounding took away
+  RowValues delta;       // sum over the value dim of dout * out, minus the gradient of lse
 };
 
 /// Where dq is summed: float32 rows like q, padded_columns(head_dim) wide.
