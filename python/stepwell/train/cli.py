@@ -64,8 +64,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.resume:
         run, folder, corpus, source = _resume(args, device)
     else:
-        corpus, source = _corpus(args.text, model_config.length)
         _check_sample(args, model_config)
+        corpus, source = _corpus(args.text, model_config.length)
         run = new_run(model_config, train_config, device)
         folder = _new_folder(args.output)
     extra = {"text": source, "fingerprint": corpus.fingerprint()}
@@ -324,7 +324,6 @@ def _parser() -> argparse.ArgumentParser:
     not_negative = _number(float, "a number >= 0", lambda x: x >= 0)
     fraction = _number(float, "a number in [0, 1]", lambda x: 0 <= x <= 1)
     probability = _number(float, "a number in (0, 1]", lambda x: 0 < x <= 1)
-    even = _number(int, "an even integer >= 2", lambda n: n >= 2 and n % 2 == 0)
 
     parser = argparse.ArgumentParser(
         prog="python -m stepwell.train",
@@ -348,7 +347,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto",
         help="auto: a GPU where the attention runs on it (default)")  # fmt: skip
     add("--attention", choices=NAMES, default="stepwell", help="default: stepwell")
-    add("--threads", type=count, default=os.cpu_count(), help="CPU threads (default: all)")
+    add("--threads", type=count, default=torch.get_num_threads(),
+        help="CPU threads (default: all)")  # fmt: skip
     add("--precision", choices=("float32", "bfloat16"),
         help="bfloat16: autocast (default: float32)")  # fmt: skip
     add("--checkpoint-every", type=positive, default=60.0, metavar="SECONDS", help="default: 60")
@@ -356,7 +356,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("model").add_argument
     for name, kind, text in (
         ("block-size", count, "bytes of a diffusion block"),
-        ("length", even, "bytes of a training window"),
+        ("length", count, "bytes of a training window"),
         ("layers", count, "transformer layers"),
         ("width", count, "features"),
         ("heads", count, "query heads"),
@@ -377,14 +377,15 @@ def _parser() -> argparse.ArgumentParser:
         ("seed", size, "of weights, order of windows, and masks"),
     ):
         default = getattr(settings, name.replace("-", "_"))
-        add(f"--{name}", type=kind, metavar="X", help=f"{text} (default: {default:g})")
+        metavar = "N" if isinstance(default, int) else "X"
+        add(f"--{name}", type=kind, metavar=metavar, help=f"{text} (default: {default:g})")
     add("--noise", choices=NOISE_KINDS, help="draw the number of masked bytes of a block, or its "
         "noise level t (default: count)")  # fmt: skip
     add("--clip", type=fraction, nargs=2, metavar=("LOW", "HIGH"), help="range of t with --noise "
         "time (default: 0 1)")  # fmt: skip
 
     add = parser.add_argument_group("report").add_argument
-    add("--eval-bytes", type=_number(int, "an integer >= 1", lambda n: n >= 1), default=2**19,
+    add("--eval-bytes", type=count, default=2**19,
         metavar="N", help="held-out bytes to evaluate, at most (default: 524288)")  # fmt: skip
     add("--prompt", default="def ", metavar="TEXT", help='start of the sample (default: "def ")')
     add(

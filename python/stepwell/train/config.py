@@ -34,10 +34,6 @@ class ModelConfig:
     def head_dim(self) -> int:
         return self.width // self.heads
 
-    @property
-    def blocks(self) -> int:
-        return self.length // self.block_size
-
 
 @dataclass(frozen=True)
 class TrainConfig:

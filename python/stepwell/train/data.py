@@ -190,9 +190,9 @@ class Windows:
 
 
 def even_windows(text: torch.Tensor, length: int, limit: int) -> torch.Tensor:
-    """At most limit bytes of text as whole windows, evenly spread: int64 ``(windows, length)``."""
+    """About limit bytes of text as whole windows, evenly spread: int64 ``(windows, length)``."""
     available = len(text) // length
-    count = max(1, min(available, limit // length))
+    count = min(available, max(2, limit // length))  # two have a standard error
     starts = (torch.arange(count) * available // count) * length
     return windows_at(text, starts, length)
 

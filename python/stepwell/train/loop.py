@@ -198,7 +198,8 @@ class _ProgressBar:
         steps, seconds = run.step - self._first[0], run.elapsed - self._first[1]
         speed = steps * run.train_config.batch * run.model_config.length / seconds
         self._bar.set_postfix_str(
-            f"step {run.step}, {sum(recent) / len(recent):.3f} bits/byte, {speed:,.0f} tokens/s",
+            ("" if self._by_steps else f"step {run.step}, ")
+            + f"{sum(recent) / len(recent):.3f} bits/byte, {speed:,.0f} tokens/s",
             refresh=False,
         )
         done = run.step if self._by_steps else run.elapsed

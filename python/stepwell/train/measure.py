@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -147,14 +148,11 @@ def _peak_of_this_process(settings: dict) -> float:
 def _resident(field: str) -> float:
     """Bytes of resident memory now (VmRSS) or at the peak (VmHWM)."""
     try:
-        status = _STATUS.read_text()
-    except OSError:
-        import resource
-
+        values = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+        return 1024.0 * int(values[field].split()[0])
+    except (OSError, KeyError):  # not Linux, or a sandbox that keeps no peak
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak * (1 if sys.platform == "darwin" else 1024)
-    values = dict(line.split(":", 1) for line in status.splitlines())
-    return 1024.0 * int(values[field].split()[0])
+        return peak * (1.0 if sys.platform == "darwin" else 1024.0)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def test_signal_saves_and_the_run_continues(text, tmp_path):
     [
         ("--block-size 0", "--block-size: '0'; accepted: an integer >= 1"),
         ("--block-size 2.5", "--block-size: '2.5'; accepted: an integer >= 1"),
-        ("--length 255", "--length: '255'; accepted: an even integer >= 2"),
+        ("--length 0", "--length: '0'; accepted: an integer >= 1"),
         ("--length 250", "--length: 250; accepted: a multiple of --block-size, 4"),
         ("--width 100", "--width: 100; accepted: 8 to 256 times --heads, 4"),
         ("--width 2048", "--width: 2048; accepted: 8 to 256 times --heads, 4"),

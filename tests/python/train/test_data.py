@@ -114,3 +114,4 @@ def test_even_windows_cover_the_text_or_spread_over_it():
     assert some.shape == (5, LENGTH)
     assert some[0, 0] == 0
     assert len(set(some[:, 0].tolist())) == 5
+    assert data.even_windows(text, LENGTH, 1).shape == (2, LENGTH)
