@@ -6,7 +6,7 @@ Throughput counts visible pairs only (see docs/benchmarking.md), so that every f
 Peers, both through torch.nn.functional.scaled_dot_product_attention:
 
 * ``dense``: the boolean block diffusion mask over all 2n tokens;
-* ``causal_halves``: causal attention on the 2B halves, the same number of visible pairs within n * b.
+* ``causal_halves``: causal attention on the 2B halves, as many visible pairs within n * b.
 
 Usage:
     python benchmarks/attention_cpu.py --output benchmarks/results/attention_cpu.json
@@ -65,9 +65,7 @@ def interleaved(calls: dict, rounds: int) -> dict:
 
 def inputs(batch: int, rows: int, head_dim: int, layout: str) -> list[torch.Tensor]:
     """q, k, v and dout, with gradients wanted of the first three; layout 'bshd' or 'bhsd'."""
-    shape = (
-        (batch, rows, HEADS, head_dim) if layout == "bshd" else (batch, HEADS, rows, head_dim)
-    )
+    shape = (batch, rows, HEADS, head_dim) if layout == "bshd" else (batch, HEADS, rows, head_dim)
     tensors = [torch.randn(shape) for _ in range(4)]
     for tensor in tensors[:3]:
         tensor.requires_grad_()
@@ -203,7 +201,9 @@ def main() -> None:
         "speed": [],
         "memory": [],
     }
-    print(f"{'n':>5} {'b':>3} {'dim':>4} {'peer':>14}  forward GFLOPS (ratio)   step GFLOPS (ratio)")
+    print(
+        f"{'n':>5} {'b':>3} {'dim':>4} {'peer':>14}  forward GFLOPS (ratio)   step GFLOPS (ratio)"
+    )
     for case in cases:
         result = speed_case(*case, arguments.rounds)
         report["speed"].append(result)

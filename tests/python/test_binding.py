@@ -1,5 +1,6 @@
 """The compiled library's own boundary: positional arguments, tensors, errors, shared libraries."""
 
+import ctypes
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import tvm_ffi
 
 import stepwell
 from stepwell import _binding
@@ -171,3 +173,54 @@ names = {{line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in l
 assert len(names) == 1, names
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+class _CudaArray:
+    """A tensor that claims to lie on a GPU, through DLPack; nothing reads its memory."""
+
+    class _Managed(ctypes.Structure):
+        _fields_ = (
+            ("data", ctypes.c_void_p),
+            ("device_type", ctypes.c_int32),
+            ("device_id", ctypes.c_int32),
+            ("ndim", ctypes.c_int32),
+            ("code", ctypes.c_uint8),
+            ("bits", ctypes.c_uint8),
+            ("lanes", ctypes.c_uint16),
+            ("shape", ctypes.POINTER(ctypes.c_int64)),
+            ("strides", ctypes.POINTER(ctypes.c_int64)),
+            ("byte_offset", ctypes.c_uint64),
+            ("manager_ctx", ctypes.c_void_p),
+            ("deleter", ctypes.c_void_p),
+        )
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        strides = [1]
+        for extent in reversed(shape[1:]):
+            strides.insert(0, strides[0] * extent)
+        self._shape = (ctypes.c_int64 * len(shape))(*shape)
+        self._strides = (ctypes.c_int64 * len(shape))(*strides)
+        self._managed = self._Managed(
+            64, 2, 0, len(shape), 2, 32, 1, self._shape, self._strides, 0, None, None
+        )
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, **_: object) -> object:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return new(ctypes.addressof(self._managed), b"dltensor", None)
+
+
+def test_lacking_backend_is_not_implemented():
+    arrays = [_CudaArray((1, 16, 2, 8)) for _ in range(4)]  # outlive their tensors
+    q, k, v, out = (tvm_ffi.from_dlpack(array) for array in arrays)
+    arguments = _binding.joint_prefix(
+        q, k, v, None, None, None, None,
+        "batched", 4, "noisy_clean", "block", "bidirectional", 0, 1, -1,
+        None, 0.0, 0.0, 0, False, 1,
+    )  # fmt: skip
+    with pytest.raises(NotImplementedError, match=r"q .*cuda"):
+        _binding.attention_forward(*arguments, out, None, None, None)
