@@ -17,15 +17,15 @@ jobs=$(nproc)
 started=$SECONDS
 step() { say "$* ($((SECONDS - started)) s so far)"; }
 
-packages=("${build_packages[@]}" libgtest-dev)
-if ((static)); then packages+=(clang-format clang-tidy shellcheck); fi
+packages=("${build_packages[@]}" libgtest-dev libbenchmark-dev)
+if ((static)); then packages+=(clang-format clang-tidy libomp-dev shellcheck); fi
 install_system_packages "${packages[@]}"
 create_environment
 
 if ((static)); then
   step "Formatting and lints"
   shellcheck -x .ci/run scripts/*.sh
-  pip_install 'ruff>=0.6'
+  pip_install 'ruff==0.17.6'
   mapfile -t cpp_files < <(git ls-files '*.cpp' '*.hpp')
   clang-format --dry-run -Werror "${cpp_files[@]}"
   "$python" -m ruff check .
@@ -33,7 +33,7 @@ if ((static)); then
 fi
 
 step "Building with warnings as errors"
-cmake --preset cpu >/dev/null
+cmake --preset cpu -D STEPWELL_BUILD_BENCHMARKS=ON >/dev/null
 cmake --build --preset cpu -j "$jobs"
 
 if ((static)); then

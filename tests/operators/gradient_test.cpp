@@ -138,7 +138,7 @@ TEST(Reference, GradientsOfSequences) {
 
 // The forms the library offers against the oracle of the tests, which finds rows by itself.
 TEST(Reference, WholeProblemsAgreeWithTheOracle) {
-  for (Case c : operator_cases()) {
+  for (const Case& c : operator_cases()) {
     if (extents_of(c).rows_kv[kFirst] > 150) continue;
     SCOPED_TRACE(c.name);
     const Inputs inputs = random_inputs(c, 4);
