@@ -226,9 +226,9 @@ std::string first_error(const Case& c, const Results& got, const Results& expect
                                 {"dv", &Results::dv, c.dtype}};
   for (const auto& [name, array, dtype] : kCompared) {
     for (const int set : {kFirst, kClean}) {
-      std::string error = first_error(
-          fmt::format("{}{}", name, set == kClean ? "_clean" : ""), dtype, (got.*array)[set],
-          (expected.*array)[set], (plain.values.*array)[set], (plain.terms.*array)[set]);
+      std::string error = first_error(fmt::format("{}{}", name, set == kClean ? "_clean" : ""),
+                                      dtype, (got.*array)[set], (expected.*array)[set],
+                                      (plain.values.*array)[set], (plain.terms.*array)[set]);
       if (!error.empty()) return error;
     }
   }
