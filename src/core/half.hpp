@@ -22,7 +22,8 @@ inline float float_from_f16(std::uint16_t bits) {
   if (magnitude >= 0x7C00u) {  // inf, NaN
     return std::bit_cast<float>(sign | 0x7F800000u | ((magnitude & 0x3FFu) << 13));
   }
-  // As a float with exponent field e + 0 the value is 2^112 too small; subnormals come out right too.
+  // As a float with exponent field e + 0 the value is 2^112 too small; subnormals come out right
+  // too.
   const float value = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(value));
 }
