@@ -41,13 +41,15 @@ if ((static)); then
   scripts/clang_tidy.sh build/cpu "$jobs"
 fi
 
+# Waiting threads that spin would keep the other tests from their cores.
+export OMP_WAIT_POLICY=passive
 step "C++ tests"
-ctest --preset cpu | tee build/cpu/ctest.log
+ctest --preset cpu -j "$jobs" | tee build/cpu/ctest.log
 
 step "C++ tests with AddressSanitizer and UndefinedBehaviorSanitizer"
 cmake --preset cpu-asan >/dev/null
 cmake --build --preset cpu-asan -j "$jobs"
-ctest --preset cpu-asan | tee build/cpu-asan/ctest.log
+ctest --preset cpu-asan -j "$jobs" | tee build/cpu-asan/ctest.log
 
 step "The wheel in an environment without torch"
 rm -rf build/dist build/clean-environment
