@@ -112,12 +112,15 @@ inline void row_values(const RowValuesPart& part, float* scratch) {
       delta -= *tensors.dlse.at(sample.batch_index, part.head, first + i);
     }
     *values.delta.at(sample.batch_index, part.head, first + i) = delta;
-    // In units of log 2 as a float and the factor exp2(-rest) that makes up for its rounding.
+    // In units of log 2 as a float, and the factor exp2(-rest) that makes up for its rounding.
+    // Beyond 2^23 a float has no fraction left and the factor could be anything: such a row is as
+    // it is.
     const double lse = *tensors.lse.at(sample.batch_index, part.head, first + i) / kLn2;
     const float rounded = static_cast<float>(lse);
+    const double rest = rounded - lse;
     *values.lse_log2.at(sample.batch_index, part.head, first + i) = rounded;
     *values.lse_factor.at(sample.batch_index, part.head, first + i) =
-        std::isfinite(rounded) ? static_cast<float>(std::exp2(rounded - lse)) : 1.0f;
+        std::abs(rest) <= 1.0 ? static_cast<float>(std::exp2(rest)) : 1.0f;
   }
 }
 
