@@ -204,7 +204,10 @@ inline void scores_of_panel(const BackwardContext& context, const QuerySegment& 
         s = tanh(hn::Mul(s, hn::Set(d, context.softcap_scale)));
         slope = hn::NegMulAdd(s, s, slope);
       }
-      const FloatVec p = hn::Mul(exp2(hn::MulSub(s, scale, lse)), factor);
+      // P is at most 1. Scores past 2^24 leave more than that between them and their rounded
+      // log-sum-exp.
+      const FloatVec exponent = hn::Min(hn::Set(d, 1.0f), hn::MulSub(s, scale, lse));  // NaN passes
+      const FloatVec p = hn::Mul(exp2(exponent), factor);
       FloatVec kept = p;
       if (dropout.active) {
         const auto number = hn::LoadU(dw, scratch.dropout + i * stride + column + n);

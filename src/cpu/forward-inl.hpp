@@ -71,9 +71,9 @@ inline std::size_t forward_scratch_floats(int head_dim, int head_dim_v) {
   return static_cast<std::size_t>(ForwardScratch(base, head_dim, head_dim_v).end() - base);
 }
 
-/// How stored scores become exponents of 2: exp2(scale_log2 * s). Products with Q are stored as
-/// they are, so that scaling happens inside an FMA, exactly; capped scores are stored in units of
-/// log 2.
+/// How stored scores become exponents of 2: exp2(scale_log2 * (s - row maximum)). The difference is
+/// taken first: it is exact where scores are close, and so are the exponents that matter. Capped
+/// scores are stored in units of log 2.
 struct ScoreScale {
   float q_factor;       // Q is multiplied with it: the sign of the softmax scale, or 0
   float softcap_scale;  // softmax scale / softcap
@@ -92,12 +92,10 @@ inline ScoreScale score_scale(const AttentionProblem& problem) {
   return {scale < 0.0 ? -1.0f : 1.0f, 0.0f, 0.0f, static_cast<float>(std::abs(scale) * kLog2)};
 }
 
-/// scale_log2 * row maximum, which exponents are taken against; 0 for a row that has seen no key,
-/// where -inf + inf would be NaN.
-HWY_INLINE FloatVec reference_of(FloatVec row_max, float scale_log2) {
+/// The row maximum; 0 for a row that has seen no key, where -inf + inf would be NaN.
+HWY_INLINE FloatVec reference_of(FloatVec row_max) {
   const FloatTag d;
-  return hn::IfThenZeroElse(hn::Eq(row_max, hn::Set(d, kMinusInfinity)),
-                            hn::Mul(row_max, hn::Set(d, scale_log2)));
+  return hn::IfThenZeroElse(hn::Eq(row_max, hn::Set(d, kMinusInfinity)), row_max);
 }
 
 /// S^T of a panel: cap, mask, and the new row maxima.
@@ -132,11 +130,8 @@ HWY_INLINE void finish_scores(float* scores, std::int32_t key_first, std::int32_
     const FloatVec old_max = hn::LoadU(d, row_max + n);
     const FloatVec new_max = hn::Max(old_max, maximum);
     hn::StoreU(new_max, d, row_max + n);
-    // From the old reference, not the old maximum: sums were taken against its rounded value.
-    const FloatVec old_reference = hn::IfThenElse(hn::Eq(old_max, hn::Set(d, kMinusInfinity)),
-                                                  old_max, reference_of(old_max, scale.scale_log2));
-    hn::StoreU(exp2(hn::Sub(old_reference, reference_of(new_max, scale.scale_log2))), d,
-               rescale + n);
+    hn::StoreU(exp2(hn::Mul(hn::Sub(old_max, reference_of(new_max)), hn::Set(d, scale.scale_log2))),
+               d, rescale + n);
   }
 }
 
@@ -149,11 +144,11 @@ inline void exponentiate(float* scores, std::int32_t keys, float scale_log2, con
   const std::size_t lanes = hn::Lanes(d);
   const FloatVec scale = hn::Set(d, scale_log2);
   for (std::size_t n = 0; n < static_cast<std::size_t>(kPanel); n += lanes) {
-    const FloatVec reference = reference_of(hn::LoadU(d, row_max + n), scale_log2);
+    const FloatVec reference = reference_of(hn::LoadU(d, row_max + n));
     FloatVec sum = hn::Mul(hn::LoadU(d, row_sum + n), hn::LoadU(d, rescale + n));
     for (std::int32_t k = 0; k < keys; ++k) {
       const std::size_t at = static_cast<std::size_t>(k) * kPanel + n;
-      FloatVec p = exp2(hn::MulSub(hn::LoadU(d, scores + at), scale, reference));
+      FloatVec p = exp2(hn::Mul(hn::Sub(hn::LoadU(d, scores + at), reference), scale));
       sum = hn::Add(sum, p);
       if (dropout != nullptr) {
         const auto dropped = hn::Lt(hn::LoadU(dw, dropout + at), hn::Set(dw, threshold));
@@ -319,11 +314,10 @@ inline void forward_tile(const ForwardTile& tile, float* scratch_memory) {
     const float factor = sees_nothing ? 0.0f : tile.dropout.keep_scale / sum;
     store_row(scratch.k + i * dim_v, dim_v, factor, problem.dtype, out_rows.mutable_at(row));
     if (tensors.lse.data != nullptr) {
-      // The reference that the sum was taken against, in float as there; the rest in double.
-      const float reference = scratch.row_max[i] * context.scale.scale_log2;
+      const double maximum = double{scratch.row_max[i]} * context.scale.scale_log2;
       *tensors.lse.at(sample.batch_index, tile.head, first_row + row) =
           sees_nothing ? kMinusInfinity
-                       : static_cast<float>(reference * kLn2 + std::log(double{sum}));
+                       : static_cast<float>(maximum * kLn2 + std::log(double{sum}));
     }
   }
 }

@@ -201,3 +201,37 @@ def test_last_clean_block_has_no_gradient_from_noisy_rows():
     assert not dv[:, 28:].any()
     assert dk[:, 16:28].any()
     assert dv[:, 16:28].any(-1).all()
+
+
+def test_huge_scores_stay_finite():
+    """A row that sees keys of 1e30 attends to one of them, and nothing becomes infinite or NaN."""
+    n, block_size = 24, 4
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2 * n, 2, 16, generator=generator) for _ in range(3))
+    k = k * torch.where(torch.arange(2 * n) % 3 == 0, 1e30, 1.0)[None, :, None, None]
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    out, lse = stepwell.diffusion_attn_func(q, k, v, block_size, return_lse=True)
+    (out.sum() + 0.0 * lse.sum()).backward()
+    mask = stepwell.diffusion_mask(2 * n, block_size)[0]
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double())
+    best = scores.masked_fill(~mask, -INF).argmax(-1)[0]
+    sees_huge = (scores.abs() > 1e20).masked_fill(~mask, False).any(-1)[0]
+    picked = torch.stack([v[0, best[h], h] for h in range(2)], dim=1)
+    wins = sees_huge & (scores[0].masked_fill(~mask, -INF).amax(-1) > 1e20)
+    assert wins.any()
+    assert torch.equal(out[0].movedim(1, 0)[wins], picked.movedim(1, 0)[wins])
+    for x in (out, lse, q.grad, v.grad):
+        assert torch.isfinite(x).all()
+
+
+def test_nan_in_a_visible_token_arrives():
+    """A NaN query makes its row NaN, and every gradient that depends on it."""
+    n, block_size, row = 8, 4, 5
+    q, k, v = (torch.randn(1, 2 * n, 1, 8) for _ in range(3))
+    q[:, row] = NAN
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    out = stepwell.diffusion_attn_func(q, k, v, block_size)
+    out.sum().backward()
+    seen = stepwell.diffusion_mask(2 * n, block_size)[0, row]
+    for x in (out[0, row], q.grad[0, row], k.grad[0, seen], v.grad[0, seen]):
+        assert torch.isnan(x).all()
