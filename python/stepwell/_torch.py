@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import _C
+from torch.autograd import forward_ad
 
 from . import _binding
 from ._arguments import (
@@ -37,6 +38,19 @@ _AUTOCAST_KEYS = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU) | _C.DispatchKeyS
     _C.DispatchKey.AutocastCUDA
 )
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+
+
+def _gradient_like(x: torch.Tensor) -> torch.Tensor:
+    """Memory for the gradient of ``x``; empty_like may copy the strides of an overlapping view."""
+    like = torch.empty_like(x)
+    if x.numel() and like.stride(-1) != 1:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return like
+
+
+def _has_tangent(x: object) -> bool:
+    """Whether ``x`` is a dual tensor of forward-mode differentiation."""
+    return isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None
 
 
 def int_array(name: str, value: Any, q: torch.Tensor) -> torch.Tensor | None:
@@ -120,7 +134,7 @@ def _joint_forward(*args):
 
 def _joint_backward(dout, dlse, out, lse, *args):
     q, k, v = args[:3]
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dq, dk, dv = _gradient_like(q), _gradient_like(k), _gradient_like(v)
     prefix = _binding.joint_prefix(*args, torch.get_num_threads())
     _binding.attention_backward(
         *prefix, out, lse, _last_dim_contiguous(dout), dlse, None, None, None, None,
@@ -135,7 +149,7 @@ def _plain_fake(*args):
 
 def _plain_backward_fake(dout, dlse, out, lse, *args):
     q, k, v = args[:3]
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    return _gradient_like(q), _gradient_like(k), _gradient_like(v)
 
 
 # ---------------------------------------------------------------------------------- sequence
@@ -151,7 +165,7 @@ def _sequence_forward(*args):
 
 def _sequence_backward(dout, dlse, out, lse, *args):
     q, k, v = args[:3]
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dq, dk, dv = _gradient_like(q), _gradient_like(k), _gradient_like(v)
     prefix = _binding.sequence_prefix(*args, torch.get_num_threads())
     _binding.attention_backward(
         *prefix, out, lse, _last_dim_contiguous(dout), dlse, None, None, None, None,
@@ -177,8 +191,8 @@ def _split_forward(*args):
 
 def _split_gradients(q_noisy, k_noisy, v_noisy, k_clean, v_clean, q_clean):
     return (
-        *(torch.empty_like(x) for x in (q_noisy, k_noisy, v_noisy, k_clean, v_clean)),
-        q_noisy.new_empty((0,)) if q_clean is None else torch.empty_like(q_clean),
+        *(_gradient_like(x) for x in (q_noisy, k_noisy, v_noisy, k_clean, v_clean)),
+        q_noisy.new_empty((0,)) if q_clean is None else _gradient_like(q_clean),
     )
 
 
@@ -309,6 +323,11 @@ def _define(
 
     def with_autograd(function: type[torch.autograd.Function], op: Callable) -> Callable:
         def kernel(*args):
+            if forward_ad._current_level >= 0 and any(map(_has_tangent, args)):
+                raise NotImplementedError(
+                    f"stepwell::{name} has no forward-mode derivatives; accepted: "
+                    "reverse mode, torch.autograd"
+                )
             if _C.is_grad_enabled() and _C._any_requires_grad(*args):
                 if _C._are_functorch_transforms_active():
                     raise NotImplementedError(

@@ -408,6 +408,11 @@ void check_offset(std::int64_t offset, const Tensor& offsets, const char* name, 
   check_length(offset, name, 0);
 }
 
+/// Magnitudes of scales and caps whose products with log2(e) and with each other stay normal
+/// floats.
+constexpr double kSmallest = 1e-30;
+constexpr double kLargest = 1e30;
+
 }  // namespace
 
 AttentionShape check_arguments(const AttentionArgs& args) { return Checker(args).run(); }
@@ -422,11 +427,14 @@ void check_numbers(const AttentionArgs& args) {
   check_offset(args.q_offset, args.q_offsets, names.q_offset, takes_q_offset,
                split ? "q_clean is not given" : "only split layouts and masks of one sequence do");
   if (args.softmax_scale.has_value()) {
-    STEPWELL_CHECK(std::isfinite(*args.softmax_scale), kValue,
-                   "softmax_scale is {}; it must be finite", *args.softmax_scale);
+    const double magnitude = std::abs(*args.softmax_scale);
+    STEPWELL_CHECK(magnitude == 0.0 || (magnitude >= kSmallest && magnitude <= kLargest), kValue,
+                   "softmax_scale is {}; it must be 0 or of a magnitude in [{}, {}]",
+                   *args.softmax_scale, kSmallest, kLargest);
   }
-  STEPWELL_CHECK(args.softcap >= 0.0 && std::isfinite(args.softcap), kValue,
-                 "softcap is {}; it must be positive and finite, or 0 for none", args.softcap);
+  STEPWELL_CHECK(args.softcap == 0.0 || (args.softcap >= kSmallest && args.softcap <= kLargest),
+                 kValue, "softcap is {}; it must be in [{}, {}], or 0 for none", args.softcap,
+                 kSmallest, kLargest);
   STEPWELL_CHECK(args.dropout_p >= 0.0 && args.dropout_p < 1.0, kValue,
                  "dropout_p is {}; it must be in [0, 1)", args.dropout_p);
   STEPWELL_CHECK(args.num_threads >= 0, kValue,

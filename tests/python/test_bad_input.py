@@ -261,3 +261,21 @@ def test_bad_gradients():
             block_size=4,
             out_clean=out,
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("softcap", 1e-46),
+        ("softcap", 2.4e38),
+        ("softcap", -1.0),
+        ("softcap", float("nan")),
+        ("softmax_scale", 1e-46),
+        ("softmax_scale", -1e39),
+        ("softmax_scale", float("inf")),
+    ],
+)
+def test_scales_that_float32_cannot_hold(name, value):
+    q = torch.zeros(1, 16, 2, 8)
+    with pytest.raises(ValueError, match=f"{name} is .*; it must be"):
+        stepwell.diffusion_attn_func(q, q, q, 4, **{name: value})

@@ -470,3 +470,31 @@ def test_empty_tensors():
     assert stepwell.diffusion_attn_varlen_func(packed, packed, packed, [0], 0, 4).shape == (0, 2, 8)
     none = torch.randn(0, 8, 2, 8)
     assert stepwell.diffusion_attn_func(none, none, none, 4).shape == (0, 8, 2, 8)
+
+
+def test_forward_mode_is_refused():
+    q, k, v = (torch.randn(1, 12, 2, 8) for _ in range(3))
+
+    def attention(x):
+        return stepwell.diffusion_attn_func(q, k, x, 4)
+
+    for derivative in (
+        lambda: torch.func.jvp(attention, (v,), (torch.ones_like(v),)),
+        lambda: torch.func.jacfwd(lambda x: attention(x).sum())(v),
+    ):
+        with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+            derivative()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(v, torch.ones_like(v))
+        with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+            attention(dual)
+        assert torch.isfinite(attention(v)).all()  # without a tangent it runs
+
+
+def test_overlapping_views_have_gradients():
+    x = torch.randn(1, 12, 9, requires_grad=True)
+    k = torch.randn(1, 12, 2, 8)
+    stepwell.diffusion_attn_func(x.unfold(2, 8, 1), k, k, 4).sum().backward()
+    got, x.grad = x.grad, None
+    stepwell.diffusion_attn_func(x.unfold(2, 8, 1).contiguous(), k, k, 4).sum().backward()
+    assert torch.equal(got, x.grad)
