@@ -5,8 +5,8 @@
 // no bad value makes a kernel read outside; the host checks and reports where it can see them.
 #pragma once
 
-#include "interval.hpp"
-#include "mask.hpp"
+#include "geometry/interval.hpp"
+#include "geometry/mask.hpp"
 
 namespace stepwell::geometry {
 
@@ -72,6 +72,34 @@ constexpr SegmentRows rows_between(const i32* cu_seqlens, i32 sample, i64 total)
   const i64 begin = clamp_to<i64>(cu_seqlens[sample], 0, total);
   const i64 end = clamp_to<i64>(cu_seqlens[sample + 1], begin, total);
   return {begin, static_cast<i32>(end - begin)};
+}
+
+/// Consecutive rows of a packed tensor.
+struct RowRun {
+  i64 first = 0;
+  i64 count = 0;
+};
+
+/// Query rows behind the last sample of a packed layout that belong to a segment's share of the tensor
+/// (view, or num_views for clean rows).
+constexpr RowRun packed_tail(const Layout& layout, i32 segment) {
+  const i32 views = layout.mask.num_views;
+  const auto used = [&layout](const i32* cu_seqlens, i64 total) {
+    return cu_seqlens != nullptr ? clamp_to<i64>(cu_seqlens[layout.batch], 0, total) : 0;
+  };
+  if (layout.packing == Packing::kJointHalves) {
+    const i64 part = layout.joint_rows / (views + 1);
+    const i64 end = used(layout.cu_noisy, part);
+    return {segment * part + end, part - end};
+  }
+  if (segment < views) {  // one tail for all views
+    const i64 total = layout.packing == Packing::kJoint ? layout.joint_rows : layout.noisy_rows;
+    const i64 end = used(layout.cu_noisy, total);
+    return {end, segment == 0 ? total - end : 0};
+  }
+  if (layout.packing == Packing::kJoint) return {0, 0};
+  const i64 end = used(layout.cu_clean_q, layout.clean_q_rows);
+  return {end, layout.clean_q_rows - end};
 }
 
 /// Sample i of the layout.

@@ -10,8 +10,8 @@
 // Formulas: docs/masks.md.
 #pragma once
 
-#include "interval.hpp"
-#include "rule.hpp"
+#include "geometry/interval.hpp"
+#include "geometry/rule.hpp"
 
 namespace stepwell::geometry {
 

@@ -1,9 +1,9 @@
 // Visible pairs in closed form: O(1) per rule, O(blocks) with a table.
 #pragma once
 
-#include "interval.hpp"
-#include "mask.hpp"
-#include "rule.hpp"
+#include "geometry/interval.hpp"
+#include "geometry/mask.hpp"
+#include "geometry/rule.hpp"
 
 namespace stepwell::geometry {
 

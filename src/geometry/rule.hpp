@@ -13,7 +13,7 @@
 // instead of bounds gives each block an interval of its own, in any order.
 #pragma once
 
-#include "interval.hpp"
+#include "geometry/interval.hpp"
 
 namespace stepwell::geometry {
 

@@ -4,8 +4,8 @@
 // Tile t of a segment covers indices [t * tile, min((t + 1) * tile, len)).
 #pragma once
 
-#include "interval.hpp"
-#include "rule.hpp"
+#include "geometry/interval.hpp"
+#include "geometry/rule.hpp"
 
 namespace stepwell::geometry {
 

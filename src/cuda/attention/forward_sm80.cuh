@@ -1,0 +1,434 @@
+// Attention forward with mma.sync, ldmatrix and cp.async: Ampere, Ada, and any GPU with no kernel of its
+// own.
+//
+// Algorithm: FlashAttention-2 (Dao, arXiv:2307.08691) on two-interval masks. A CTA owns tile_q query rows
+// of one segment and head; each warp owns 16 or 32 of them. The CTA walks the key tiles that any of its
+// rows sees, own view first, then clean keys, last tile first, so that masked tiles come at the front of
+// each walk. A warp multiplies only the 16-key pieces of a masked tile that its own rows see.
+//
+// Shared memory: Q (later the output), one K tile, one V tile, the rows' intervals. Rows are padded to an
+// odd number of 16-byte chunks: constant offsets, no bank conflicts, no swizzle arithmetic.
+//
+// Pipeline, one key tile:
+//   wait K | barrier | request V | S = Q K^T | wait V | barrier | request next K | softmax | O += P V
+// The barrier after `wait` also says that all warps are done with the tile that the request overwrites.
+//
+// Registers: 32 rows x dim 128: 128 for O, 64 for S.
+#pragma once
+
+#include "core/philox.hpp"
+#include "cuda/attention/forward_config.hpp"
+#include "cuda/attention/grid.cuh"
+#include "cuda/attention/params.hpp"
+#include "cuda/ptx/sm80.cuh"
+#include "cuda/tile/softmax.cuh"
+#include "geometry/tiles.hpp"
+
+namespace stepwell::cuda {
+
+/// Requests rows [first, first + kRows) of a matrix; rows at or past `len` and columns at or past `dim`
+/// become zeros and are not read.
+template <int kRows, int kDim, int kThreads>
+__device__ __forceinline__ void request_tile(u32 to, const u16* from, i64 row_stride, i32 first,
+                                             i32 len, i32 dim) {
+  constexpr int kChunks = kDim / 8;
+  constexpr int kRowBytes = padded_row_bytes(kDim);
+  const int thread = static_cast<int>(ptx::thread_index());
+  if constexpr (kThreads % kChunks == 0 && kRows % (kThreads / kChunks) == 0) {
+    constexpr int kRowsAtOnce = kThreads / kChunks;
+    const int row = thread / kChunks;
+    const int chunk = thread % kChunks;
+    const u16* source = from + (first + row) * row_stride + chunk * 8;
+    const int rows = chunk * 8 < dim ? len - first - row : 0;
+    to += row * kRowBytes + chunk * 16;
+#pragma unroll
+    for (int r = 0; r < kRows; r += kRowsAtOnce) {
+      const bool inside = r < rows;
+      ptx::cp_async_16(to + r * kRowBytes, inside ? source : from, inside ? 16 : 0);
+      source += kRowsAtOnce * row_stride;
+    }
+  } else {
+#pragma unroll
+    for (int base = 0; base < kRows * kChunks; base += kThreads) {
+      const int i = base + thread;
+      if (kRows * kChunks % kThreads != 0 && i >= kRows * kChunks) break;
+      const int row = i / kChunks;
+      const int chunk = i % kChunks;
+      const bool inside = first + row < len && chunk * 8 < dim;
+      const u16* source = inside ? from + (first + row) * row_stride + chunk * 8 : from;
+      ptx::cp_async_16(to + row * kRowBytes + chunk * 16, source, inside ? 16 : 0);
+    }
+  }
+}
+
+/// Keys of one segment as a CTA walks them; 32 bytes of shared memory.
+struct KeyPhase {
+  i32 first_tile;
+  i32 last_tile;
+  i32 key_len;
+  i32 gaps;  // not 0: tiles between the first and the last may be empty
+};
+
+/// Rows of zeros and -inf: padding of a segment, and what packed tensors hold behind the last sample.
+template <ForwardConfig C>
+__device__ __forceinline__ void write_empty_rows(const ForwardParams& p, int half, i64 batch,
+                                                 i32 head, i64 first, i64 count) {
+  const HalfRows& out = p.out[half];
+  if (out.data == nullptr) return;
+  const int chunks = p.head_dim_v / 8;
+  for (i64 i = ptx::thread_index(); i < count * chunks; i += C.threads()) {
+    const i64 row = first + i / chunks;
+    u16* to = out.data + batch * out.batch_stride + row * out.row_stride + head * out.head_stride;
+    ptx::st_global_v4(to + i % chunks * 8, {0, 0, 0, 0});
+  }
+  const FloatRows& lse = p.lse[half];
+  if (lse.data == nullptr) return;
+  for (i64 i = ptx::thread_index(); i < count; i += C.threads()) {
+    lse.data[batch * lse.batch_stride + head * lse.head_stride + (first + i) * lse.row_stride] =
+        minus_infinity();
+  }
+}
+
+/// S += Q K^T of one warp; kMasked: only the 16-key pieces [first, last).
+template <ForwardConfig C, bool kMasked>
+__device__ __forceinline__ void add_scores(float (&s)[C.rows_per_warp / 16][C.tile_kv / 8][4], u32 q,
+                                           u32 k, int first, int last) {
+  constexpr int kAtoms = C.rows_per_warp / 16;
+  constexpr int kRowBytes = padded_row_bytes(C.head_dim);
+#pragma unroll
+  for (int step = 0; step < C.head_dim / 16; ++step) {
+    u32 a[kAtoms][4];
+#pragma unroll
+    for (int m = 0; m < kAtoms; ++m) ptx::ldmatrix_x4(a[m], q + m * 16 * kRowBytes + step * 32);
+#pragma unroll
+    for (int n = 0; n < C.tile_kv / 16; ++n) {
+      if (kMasked && (n < first || n >= last)) continue;
+      u32 b[4];
+      ptx::ldmatrix_x4(b, k + n * 16 * kRowBytes + step * 32);
+#pragma unroll
+      for (int m = 0; m < kAtoms; ++m) {
+        ptx::mma_m16n8k16<C.element>(s[m][2 * n], a[m], {b[0], b[1]});
+        ptx::mma_m16n8k16<C.element>(s[m][2 * n + 1], a[m], {b[2], b[3]});
+      }
+    }
+  }
+}
+
+/// O += P V of one warp; kMasked: only the 16-key pieces [first, last).
+template <ForwardConfig C, bool kMasked>
+__device__ __forceinline__ void add_output(float (&o)[C.rows_per_warp / 16][C.head_dim_v / 8][4],
+                                           const float (&s)[C.rows_per_warp / 16][C.tile_kv / 8][4],
+                                           u32 v, int first, int last) {
+  constexpr int kAtoms = C.rows_per_warp / 16;
+  constexpr int kRowBytes = padded_row_bytes(C.head_dim_v);
+#pragma unroll
+  for (int n = 0; n < C.tile_kv / 16; ++n) {
+    if (kMasked && (n < first || n >= last)) continue;
+    u32 a[kAtoms][4];
+#pragma unroll
+    for (int m = 0; m < kAtoms; ++m) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        a[m][j] = ptx::cvt_x2_f32<C.element>(s[m][2 * n + j / 2][j % 2 * 2],
+                                             s[m][2 * n + j / 2][j % 2 * 2 + 1]);
+      }
+    }
+#pragma unroll
+    for (int d = 0; d < C.head_dim_v / 16; ++d) {
+      u32 b[4];
+      ptx::ldmatrix_x4<true>(b, v + n * 16 * kRowBytes + d * 32);
+#pragma unroll
+      for (int m = 0; m < kAtoms; ++m) {
+        ptx::mma_m16n8k16<C.element>(o[m][2 * d], a[m], {b[0], b[1]});
+        ptx::mma_m16n8k16<C.element>(o[m][2 * d + 1], a[m], {b[2], b[3]});
+      }
+    }
+  }
+}
+
+template <ForwardConfig C>
+__device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
+  using geometry::Half;
+  using geometry::Interval;
+  constexpr ForwardPlan kPlan = forward_plan(C);
+  constexpr int kAtoms = C.rows_per_warp / 16;
+  constexpr int kKRowBytes = padded_row_bytes(C.head_dim);
+  constexpr int kVRowBytes = padded_row_bytes(C.head_dim_v);
+  const u32 shared = ptx::shared_base();
+  const int thread = static_cast<int>(ptx::thread_index());
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+
+  // ---- which tile
+  const TileItem item = tile_item(p.grid, p.heads_kv, ptx::cta_index<0>());
+  const i32 head = item.head_kv * p.grid.query_heads + item.query_head;
+  const i32 views = p.layout.mask.num_views;
+  const Half half = item.segment < views ? Half::kNoisy : Half::kClean;
+  const int h = static_cast<int>(half);
+  if (item.sample == p.layout.batch) {
+    const geometry::RowRun tail = geometry::packed_tail(p.layout, item.segment);
+    const i64 step = static_cast<i64>(p.grid.tiles) * C.tile_q();
+    for (i64 row = static_cast<i64>(item.tile) * C.tile_q(); row < tail.count; row += step) {
+      write_empty_rows<C>(p, h, 0, head, tail.first + row,
+                          geometry::min_of<i64>(C.tile_q(), tail.count - row));
+    }
+    return;
+  }
+  const geometry::Sample sample = geometry::sample_at(p.layout, item.sample);
+  const geometry::SegmentRows segment = half == Half::kNoisy ? sample.noisy : sample.clean_q;
+  const i64 view_shift = half == Half::kNoisy ? item.segment * sample.view_stride : 0;
+  const i64 first_row = segment.first + view_shift;
+  const i32 len = geometry::query_len(sample.mask, half);
+  const Interval rows = geometry::tile_interval(item.tile, C.tile_q(), len);
+  const Interval padding{geometry::max_of(item.tile * C.tile_q(), len),
+                         geometry::min_of((item.tile + 1) * C.tile_q(), segment.count)};
+  if (!padding.empty()) {
+    write_empty_rows<C>(p, h, sample.batch_index, head, first_row + padding.begin, padding.size());
+  }
+  if (rows.empty()) return;
+  const i32 position = geometry::query_position(sample.mask, half);
+
+  // ---- the rows' intervals: own view in phase 0, clean keys in phase 1
+  for (int phase = 0; phase < 2; ++phase) {
+    const bool used = phase == 1 || half == Half::kNoisy;
+    const geometry::IntervalRule rule =
+        geometry::rule_between(sample.mask, half, phase == 0 && used ? Half::kNoisy : Half::kClean);
+    // Lane i looks at row i of its warp.
+    const i32 row = rows.begin + warp * C.rows_per_warp + lane;
+    Interval seen{0, 0};
+    const bool valid = used && lane < C.rows_per_warp && row < rows.end;
+    if (valid) seen = geometry::row_interval(rule, position + row);
+    if (lane < C.rows_per_warp) {
+      ptx::st_shared_v2(shared + kPlan.row_bounds +
+                            (phase * C.tile_q() + warp * C.rows_per_warp + lane) * 8,
+                        seen.begin, seen.end);
+    }
+    const bool counts = valid && !seen.empty();
+    i32 any_begin = counts ? seen.begin : geometry::kMaxLength;
+    i32 any_end = counts ? seen.end : 0;
+    // Rows past the end do not matter; a row that sees nothing makes no tile full.
+    i32 all_begin = valid ? seen.begin : 0;
+    i32 all_end = valid ? seen.end : geometry::kMaxLength;
+#pragma unroll
+    for (u32 step = 1; step < 32; step *= 2) {
+      any_begin = geometry::min_of(any_begin, static_cast<i32>(ptx::shfl_xor_u32(any_begin, step)));
+      any_end = geometry::max_of(any_end, static_cast<i32>(ptx::shfl_xor_u32(any_end, step)));
+      all_begin = geometry::max_of(all_begin, static_cast<i32>(ptx::shfl_xor_u32(all_begin, step)));
+      all_end = geometry::min_of(all_end, static_cast<i32>(ptx::shfl_xor_u32(all_end, step)));
+    }
+    if (lane == 0) {
+      ptx::st_shared_v4(shared + kPlan.warp_bounds + (phase * C.warps + warp) * 16,
+                        {static_cast<u32>(any_begin), static_cast<u32>(any_end),
+                         static_cast<u32>(all_begin), static_cast<u32>(all_end)});
+    }
+  }
+  ptx::bar_sync(0, C.threads());
+
+  // ---- each phase's tiles and where its keys lie; kept in shared memory, since registers are short
+  if (thread < 2) {
+    const int phase_of_thread = thread;
+    const bool own = phase_of_thread == 0;
+    Interval hull{geometry::kMaxLength, 0};
+    for (int w = 0; w < C.warps; ++w) {
+      const U32x4 bounds =
+          ptx::ld_shared_v4(shared + kPlan.warp_bounds + (phase_of_thread * C.warps + w) * 16);
+      hull.begin = geometry::min_of(hull.begin, static_cast<i32>(bounds.x));
+      hull.end = geometry::max_of(hull.end, static_cast<i32>(bounds.y));
+    }
+    const Interval tiles = geometry::covering_tiles(hull, C.tile_kv);
+    // Bounds that grow by whole blocks (windows) and tables leave gaps.
+    const bool gaps = !own && (sample.mask.block_ranges != nullptr || sample.mask.clean_window > 0);
+    const int kh = own ? 0 : 1;
+    const i64 row0 = own ? first_row : sample.clean_kv.first;
+    const u16* k = p.k[kh].data + sample.batch_index * p.k[kh].batch_stride +
+                   row0 * p.k[kh].row_stride + item.head_kv * p.k[kh].head_stride;
+    const u16* v = p.v[kh].data + sample.batch_index * p.v[kh].batch_stride +
+                   row0 * p.v[kh].row_stride + item.head_kv * p.v[kh].head_stride;
+    const u32 at = shared + kPlan.phases + phase_of_thread * 32;
+    const i32 key_len = geometry::key_len(sample.mask, own ? Half::kNoisy : Half::kClean);
+    ptx::st_shared_v4(at, {static_cast<u32>(tiles.begin), static_cast<u32>(tiles.end - 1),
+                           static_cast<u32>(key_len), gaps ? 1u : 0u});
+    ptx::st_shared_pointers(at + 16, k, v);
+  }
+  ptx::bar_sync(0, C.threads());
+
+  int phase = half == Half::kNoisy ? 0 : 1;
+  i32 tile = static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.phases + phase * 32 + 4));
+  // Goes on to the next tile with a visible pair, at or before `tile` or in the next phase; false at the
+  // end. The whole CTA agrees: all read the same rows.
+  const auto find = [&]() {
+    while (true) {
+      const U32x4 tiles = ptx::ld_shared_v4(shared + kPlan.phases + phase * 32);
+      while (tile >= static_cast<i32>(tiles.x)) {
+        if (tiles.w == 0) return true;
+        const Interval keys{tile * C.tile_kv, (tile + 1) * C.tile_kv};
+        bool any = false;
+        for (int row = lane; row < C.tile_q(); row += 32) {
+          Interval seen;
+          ptx::ld_shared_v2(shared + kPlan.row_bounds + (phase * C.tile_q() + row) * 8, seen.begin,
+                            seen.end);
+          any = any || seen.meets(keys);
+        }
+        if (ptx::ballot(any) != 0) return true;
+        --tile;
+      }
+      if (phase == 1) return false;
+      phase = 1;
+      tile = static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.phases + 32 + 4));
+    }
+  };
+  const auto request_k = [&]() {
+    const u32 at = shared + kPlan.phases + phase * 32;
+    request_tile<C.tile_kv, C.head_dim, C.threads()>(
+        shared + kPlan.k, ptx::ld_shared_pointer<u16>(at + 16),
+        p.k[phase].row_stride, tile * C.tile_kv,
+        static_cast<i32>(ptx::ld_shared_u32(at + 8)), p.head_dim);
+  };
+  const auto request_v = [&]() {
+    const u32 at = shared + kPlan.phases + phase * 32;
+    request_tile<C.tile_kv, C.head_dim_v, C.threads()>(
+        shared + kPlan.v, ptx::ld_shared_pointer<u16>(at + 24), p.v[phase].row_stride,
+        tile * C.tile_kv, static_cast<i32>(ptx::ld_shared_u32(at + 8)), p.head_dim_v);
+  };
+  bool more = find();
+
+  const HalfRows& q_rows = p.q[h];
+  request_tile<C.tile_q(), C.head_dim, C.threads()>(
+      shared + kPlan.q,
+      q_rows.data + sample.batch_index * q_rows.batch_stride + first_row * q_rows.row_stride +
+          head * q_rows.head_stride,
+      q_rows.row_stride, rows.begin, rows.end, p.head_dim);
+  if (more) request_k();
+  ptx::cp_async_commit_group();
+
+  // ---- bytes at which this lane's matrix loads start: lane l gives row l % 8 of matrix l / 8.
+  // Q: rows 0-7 | rows 8-15, k low; then k high. K: keys 0-7, k low | k high; then keys 8-15.
+  // V, transposed: keys 0-7 | keys 8-15, dims low; then dims high.
+  const int warp_row = warp * C.rows_per_warp;
+  const u32 q_at = shared + kPlan.q + (warp_row + lane % 16) * kKRowBytes + lane / 16 * 16;
+  const u32 k_at = shared + kPlan.k + (lane / 16 * 8 + lane % 8) * kKRowBytes + lane / 8 % 2 * 16;
+  const u32 v_at = shared + kPlan.v + lane % 16 * kVRowBytes + lane / 16 * 16;
+
+  float o[kAtoms][C.head_dim_v / 8][4] = {};
+  RowState state[kAtoms];
+#pragma unroll
+  for (int m = 0; m < kAtoms; ++m) state[m] = row_state_start();
+
+  while (more) {
+    const i32 first_key = tile * C.tile_kv;
+    const U32x4 bounds =
+        ptx::ld_shared_v4(shared + kPlan.warp_bounds + (phase * C.warps + warp) * 16);
+    const bool full = static_cast<i32>(bounds.z) <= first_key &&
+                      static_cast<i32>(bounds.w) >= first_key + C.tile_kv;
+    const int first_piece = geometry::max_of(static_cast<i32>(bounds.x) - first_key, 0) / 16;
+    const int last_piece =
+        geometry::min_of((static_cast<i32>(bounds.y) - first_key + 15) / 16, C.tile_kv / 16);
+    const bool sees = first_piece < last_piece;
+    const u32 row_bounds =
+        shared + kPlan.row_bounds + (phase * C.tile_q() + warp_row + lane / 4) * 8;
+
+    ptx::cp_async_wait_group<0>();
+    ptx::bar_sync(0, C.threads());  // K (and Q) are here; V is free
+    request_v();
+    ptx::cp_async_commit_group();
+
+    float s[kAtoms][C.tile_kv / 8][4] = {};
+    if (full) {
+      add_scores<C, false>(s, q_at, k_at, 0, 0);
+    } else if (sees) {
+      add_scores<C, true>(s, q_at, k_at, first_piece, last_piece);
+    }
+    if constexpr (C.softcap) {
+#pragma unroll
+      for (int m = 0; m < kAtoms; ++m) cap_scores(s[m], p.softcap_scale);
+    }
+
+    ptx::cp_async_wait_group<0>();
+    ptx::bar_sync(0, C.threads());  // V is here; K is free
+    --tile;
+    more = find();
+    if (more) request_k();
+    ptx::cp_async_commit_group();
+
+    if (!full && sees) {
+#pragma unroll
+      for (int m = 0; m < kAtoms; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          i32 begin, end;
+          ptx::ld_shared_v2(row_bounds + (m * 16 + r * 8) * 8, begin, end);
+          mask_row(s[m], r, begin - first_key, end - first_key);
+        }
+      }
+    }
+    if (sees) {
+#pragma unroll
+      for (int m = 0; m < kAtoms; ++m) {
+        float rescale[2];
+        softmax_step(s[m], state[m], p.scale_log2, rescale);
+#pragma unroll
+        for (int i = 0; i < C.head_dim_v / 8; ++i) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) o[m][i][j] *= rescale[j / 2];
+        }
+      }
+      if (full) {
+        add_output<C, false>(o, s, v_at, 0, 0);
+      } else {
+        add_output<C, true>(o, s, v_at, first_piece, last_piece);
+      }
+    }
+  }
+  ptx::cp_async_wait_group<0>();
+  ptx::bar_sync(0, C.threads());  // Q is here also where no tile was visited; its place is reused
+
+  // ---- output: through the warp's own rows of Q, so that global stores are whole lines
+  const u32 out_at = shared + kPlan.q + warp_row * kVRowBytes;
+  float lse[kAtoms][2];
+#pragma unroll
+  for (int m = 0; m < kAtoms; ++m) {
+    float inverse[2];
+    softmax_finish(state[m], p.scale_log2, inverse, lse[m]);
+    const float keep = C.dropout ? p.dropout.keep_scale : 1.0f;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const u32 row_at = out_at + (m * 16 + r * 8 + lane / 4) * kVRowBytes + lane % 4 * 4;
+#pragma unroll
+      for (int i = 0; i < C.head_dim_v / 8; ++i) {
+        ptx::st_shared_u32(row_at + i * 16,
+                           ptx::cvt_x2_f32<C.element>(o[m][i][2 * r] * inverse[r] * keep,
+                                                      o[m][i][2 * r + 1] * inverse[r] * keep));
+      }
+    }
+  }
+  ptx::syncwarp();
+  const HalfRows& out = p.out[h];
+  u16* out_head = out.data + sample.batch_index * out.batch_stride + head * out.head_stride +
+                  first_row * out.row_stride;
+  constexpr int kChunks = C.head_dim_v / 8;
+#pragma unroll
+  for (int i = lane; i < C.rows_per_warp * kChunks; i += 32) {
+    const int row = i / kChunks;
+    const int chunk = i % kChunks;
+    const i64 to = rows.begin + warp_row + row;
+    if (to < rows.end && chunk * 8 < p.head_dim_v) {
+      ptx::st_global_v4(out_head + to * out.row_stride + chunk * 8,
+                        ptx::ld_shared_v4(out_at + row * kVRowBytes + chunk * 16));
+    }
+  }
+  const FloatRows& lse_rows = p.lse[h];
+  if (lse_rows.data != nullptr && lane % 4 == 0) {
+    float* to = lse_rows.data + sample.batch_index * lse_rows.batch_stride +
+                head * lse_rows.head_stride + first_row * lse_rows.row_stride;
+#pragma unroll
+    for (int m = 0; m < kAtoms; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const i64 row = rows.begin + warp_row + m * 16 + r * 8 + lane / 4;
+        if (row < rows.end) to[row * lse_rows.row_stride] = lse[m][r];
+      }
+    }
+  }
+}
+
+}  // namespace stepwell::cuda

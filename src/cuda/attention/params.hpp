@@ -1,0 +1,62 @@
+// What the attention kernels get by value, for host and device code. Includes nothing but geometry.
+#pragma once
+
+#include "geometry/layout.hpp"
+
+namespace stepwell::cuda {
+
+using geometry::i32;
+using geometry::i64;
+
+/// `[batch, row, head, dim]` of 16-bit floats with a contiguous last dimension; strides in elements.
+struct HalfRows {
+  unsigned short* data = nullptr;
+  i64 batch_stride = 0;
+  i64 row_stride = 0;
+  i64 head_stride = 0;
+};
+
+/// float32 `[batch, head, row]`.
+struct FloatRows {
+  float* data = nullptr;
+  i64 batch_stride = 0;
+  i64 head_stride = 0;
+  i64 row_stride = 0;
+};
+
+/// Dropout numbers are those of core/philox.hpp.
+struct DropoutParams {
+  unsigned long long seed = 0;
+  unsigned long long offset = 0;
+  const i64* state = nullptr;  // [2] seed and offset in device memory, instead of the two above
+  unsigned threshold = 0;      // numbers below it drop their pair
+  float keep_scale = 1.0f;     // 1 / (1 - p)
+};
+
+/// How CTAs find their tile: a grid of groups x tiles x pairs of (sample, KV head) in the group x segments
+/// x query heads of the KV head, the last running fastest. Pairs are grouped so that the K and V of a
+/// group fit the L2 cache together; within a group the tiles with the most keys come first.
+struct TileGrid {
+  i32 pairs = 0;      // (samples + 1 if packed, for the tail) * heads_kv
+  i32 group = 1;      // pairs of a group
+  i32 tiles = 0;      // tiles of the longest segment
+  i32 segments = 0;   // views + 1
+  i32 query_heads = 1;  // query heads that have CTAs of their own
+};
+
+struct ForwardParams {
+  geometry::Layout layout;
+  TileGrid grid;
+  // By geometry::Half; joint layouts name the same tensors twice.
+  HalfRows q[2], k[2], v[2], out[2];
+  FloatRows lse[2];
+  i32 heads_q = 0;
+  i32 heads_kv = 0;
+  i32 head_dim = 0;    // as the tensors have it; the kernel's own may be larger
+  i32 head_dim_v = 0;
+  float scale_log2 = 0.0f;    // softmax scale * log2(e); with a cap: softcap * log2(e)
+  float softcap_scale = 0.0f;  // with a cap: softmax scale / softcap
+  DropoutParams dropout;
+};
+
+}  // namespace stepwell::cuda
