@@ -14,13 +14,17 @@ constexpr int kBadUsage = 2;
 int main(int argc, char** argv) {
   CLI::App app{"Attention kernels for diffusion models.", "stepwell"};
   app.set_version_flag("--version", "stepwell " STEPWELL_VERSION);
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
   app.footer(
       "`stepwell COMMAND --help` explains a command.\n"
       "Exit status: 0 done, 1 the work failed, 2 an argument is not accepted.");
   try {
     stepwell::cli::add_mask_command(app);
     app.parse(argc, argv);
+    if (app.get_subcommands().empty()) {
+      std::fprintf(stderr, "a command is missing\n\n%s", app.help().c_str());
+      return kBadUsage;
+    }
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kBadUsage;
   } catch (const std::exception& error) {

@@ -52,7 +52,7 @@ struct MaskOptions {
   std::vector<int> seqused_clean;
   std::vector<int> noisy_offset;
   std::vector<int> clean_q_offset;
-  std::vector<std::string> block_ranges;
+  std::string block_ranges;
 
   std::vector<int> length_kv;
   std::vector<int> q_offset;
@@ -83,8 +83,8 @@ struct OwnedLayout {
 CLI::Validator whole_number(long long least, long long most) {
   return CLI::Validator(
       [=](std::string& text) -> std::string {
-        const std::string accepted =
-            fmt::format("{} is not a whole number in [{}, {}]", text, least, most);
+        std::string accepted =
+            fmt::format("'{}' is not a whole number in [{}, {}]", text, least, most);
         std::size_t used = 0;
         try {
           const long long value = std::stoll(text, &used);
@@ -95,6 +95,38 @@ CLI::Validator whole_number(long long least, long long most) {
         return {};
       },
       "", "");
+}
+
+std::vector<std::string> kinds() {
+  return {"diffusion", "block_causal", "full", "causal", "window"};
+}
+
+std::string alternatives(const std::vector<std::string>& choices) {
+  return fmt::format("{}", fmt::join(choices, "|"));
+}
+
+/// Takes hyphens for underscores.
+CLI::Validator one_of(const std::vector<std::string>& choices) {
+  return CLI::Validator(
+      [choices](std::string& text) -> std::string {
+        std::replace(text.begin(), text.end(), '-', '_');
+        if (std::find(choices.begin(), choices.end(), text) != choices.end()) return {};
+        return fmt::format("'{}' is not one of {}", text, fmt::join(choices, ", "));
+      },
+      "", "");
+}
+
+/// The parts between commas; an empty text has one empty part.
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == ',') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
 }
 
 /// As many values as there are samples, or one for all.
@@ -121,10 +153,10 @@ std::vector<int> running_counts(const std::string& option, const std::vector<int
   return sums;
 }
 
-std::vector<int> parse_block_ranges(const std::vector<std::string>& texts,
+std::vector<int> parse_block_ranges(const std::string& ranges,
                                     const std::vector<int>& clean_length) {
   std::vector<int> table;
-  for (const std::string& text : texts) {
+  for (const std::string& text : split(ranges)) {
     int begin = 0;
     int end = 0;
     int used = 0;
@@ -311,13 +343,15 @@ std::string title_of(const MaskOptions& options) {
     return title;
   }
   std::string title =
-      fmt::format("Block diffusion, {} tokens in blocks of {}", lengths, options.block_size);
+      fmt::format("Block diffusion, {}{} tokens in blocks of {}",
+                  options.length.size() > 1 ? "samples of " : "", lengths, options.block_size);
   if (options.clean == "causal") title += ", clean causal";
   if (options.noisy == "causal") title += ", noisy causal";
   if (options.clean_window > 0) title += fmt::format(", window {}", options.clean_window);
   if (options.num_views > 1) title += fmt::format(", {} views", options.num_views);
   if (!options.prefix_lens.empty()) title += ", origin " + joined(options.prefix_lens);
   if (!options.block_ranges.empty()) title += ", clean ranges by table";
+  if (options.order == "clean_noisy") title += ", clean half first";
   if (options.length.size() > 1) title += ", " + options.layout;
   return title;
 }
@@ -387,9 +421,7 @@ nlohmann::ordered_json json_of(const std::string& title, const MaskCounts& count
   return json;
 }
 
-void run_mask(MaskOptions options) {
-  if (options.layout.empty())
-    options.layout = options.length.size() > 1 ? "interleaved" : "batched";
+void run_mask(const MaskOptions& options) {
   if (is_diffusion(options) && options.layout == "batched" && options.length.size() > 1) {
     throw UsageError("--layout",
                      "is batched, where all samples are alike: give one --length, or "
@@ -477,26 +509,34 @@ class OptionList {
     return app_.add_option(name, value, help)->check(whole_number(least, most))->type_name("N");
   }
 
+  /// Numbers separated by commas, none of them missing.
   CLI::Option* add_numbers(const std::string& name, std::vector<int>& values, long long least,
                            long long most, const std::string& help) {
-    return app_.add_option(name, values, help)
-        ->delimiter(',')
-        ->check(whole_number(least, most))
-        ->type_name("N,...")
-        ->allow_extra_args(false);
+    const CLI::Validator number = whole_number(least, most);
+    return app_
+        .add_option_function<std::string>(
+            name,
+            [&values](const std::string& text) {
+              for (const std::string& part : split(text)) values.push_back(std::stoi(part));
+            },
+            help)
+        ->check(CLI::Validator(
+            [number](std::string& text) -> std::string {
+              for (const std::string& part : split(text)) {
+                std::string error = number(part);
+                if (!error.empty()) return error;
+              }
+              return {};
+            },
+            "", ""))
+        ->type_name("N,...");
   }
 
   CLI::Option* add_choice(const std::string& name, std::string& value,
                           const std::vector<std::string>& choices, const std::string& help) {
     return app_.add_option(name, value, help)
-        ->check(CLI::Validator(
-            [choices](std::string& text) -> std::string {
-              std::replace(text.begin(), text.end(), '-', '_');
-              if (std::find(choices.begin(), choices.end(), text) != choices.end()) return {};
-              return fmt::format("{} is not one of {}", text, fmt::join(choices, ", "));
-            },
-            "", ""))
-        ->type_name(fmt::format("{}", fmt::join(choices, "|")));
+        ->transform(one_of(choices))
+        ->type_name(alternatives(choices));
   }
 
   /// Refuses the option where `applies` does not hold, saying where it does.
@@ -540,8 +580,8 @@ void add_mask_options(OptionList& list, MaskOptions& o) {
   const std::string diffusion = "the diffusion mask";
   const std::string split = "--layout split";
   const std::string sequence = "masks of one sequence";
-  list.add_choice("kind", o.kind, {"diffusion", "block_causal", "full", "causal", "window"},
-                  "the mask (default: diffusion)");
+  // Checked when all is parsed: an unknown option before it would pass for its value.
+  list.add("kind", o.kind, "the mask (default: diffusion)")->type_name(alternatives(kinds()));
   list.add_numbers("-n,--length", o.length, 0, kMaxLength,
                    "tokens of each half, or queries; one number per packed sample")
       ->required();
@@ -598,9 +638,7 @@ void add_mask_options(OptionList& list, MaskOptions& o) {
                 split, is_split);
   CLI::Option* ranges = list.add("--block-ranges", o.block_ranges,
                                  "split: clean tokens [LO, HI) that each noisy block sees")
-                            ->delimiter(',')
-                            ->type_name("LO:HI,...")
-                            ->allow_extra_args(false);
+                            ->type_name("LO:HI,...");
   list.restrict(ranges, split, is_split);
 
   list.restrict(list.add_numbers("--length-kv", o.length_kv, 0, kMaxLength,
@@ -647,6 +685,11 @@ void add_mask_command(CLI::App& app) {
   add_output_options(*list, *mask, *options);
   mask->footer(kExamples);
   mask->callback([options, list] {
+    const std::string error = one_of(kinds())(options->kind);
+    if (!error.empty()) throw UsageError("kind", error);
+    if (options->layout.empty()) {
+      options->layout = options->length.size() > 1 ? "interleaved" : "batched";
+    }
     list->check();
     if (has_blocks(*options) && options->block_size == 0) {
       throw UsageError("--block-size", "is missing: the mask has blocks");

@@ -1,0 +1,35 @@
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+
+import pytest
+
+
+def find_program():
+    """STEPWELL_CLI, else the program of a CMake build, else the installed one."""
+    if "STEPWELL_CLI" in os.environ:
+        return os.environ["STEPWELL_CLI"]
+    root = pathlib.Path(__file__).resolve().parents[2]
+    built = root / "build" / "cpu" / "bin" / "stepwell"
+    if built.exists():
+        return str(built)
+    return shutil.which("stepwell")
+
+
+@pytest.fixture(scope="session")
+def stepwell():
+    """Runs the program with arguments (a line or a list) and checks its exit status."""
+    program = find_program()
+    assert program, "no stepwell program: build it or name it in STEPWELL_CLI"
+
+    def run(args, status=0, cwd=None):
+        argv = shlex.split(args) if isinstance(args, str) else args
+        result = subprocess.run(
+            [program, *argv], capture_output=True, text=True, timeout=60, cwd=cwd, check=False
+        )
+        assert result.returncode == status, result.stderr or result.stdout
+        return result
+
+    return run
