@@ -63,6 +63,13 @@ struct Layout {
 
   i64 block_ranges_stride = 0;  // entries from one sample's table to the next; 0: one for all
 
+  i64 joint_part_rows = -1;  // joint_rows / (views + 1), where somebody prepared it
+
+  /// Rows of one half of joint tensors.
+  constexpr i64 part_rows() const {
+    return joint_part_rows >= 0 ? joint_part_rows : joint_rows / (mask.num_views + 1);
+  }
+
   constexpr bool packed() const {
     return cu_noisy != nullptr || cu_clean_q != nullptr || cu_clean_kv != nullptr;
   }
@@ -80,15 +87,15 @@ struct RowRun {
   i64 count = 0;
 };
 
-/// Query rows behind the last sample of a packed layout that belong to a segment's share of the tensor
-/// (view, or num_views for clean rows).
+/// Query rows behind the last sample of a packed layout that belong to a segment's share of the
+/// tensor (view, or num_views for clean rows).
 constexpr RowRun packed_tail(const Layout& layout, i32 segment) {
   const i32 views = layout.mask.num_views;
   const auto used = [&layout](const i32* cu_seqlens, i64 total) {
     return cu_seqlens != nullptr ? clamp_to<i64>(cu_seqlens[layout.batch], 0, total) : 0;
   };
   if (layout.packing == Packing::kJointHalves) {
-    const i64 part = layout.joint_rows / (views + 1);
+    const i64 part = layout.part_rows();
     const i64 end = used(layout.cu_noisy, part);
     return {segment * part + end, part - end};
   }
@@ -130,17 +137,16 @@ constexpr Sample sample_at(const Layout& layout, i32 i) {
     }
   } else {
     const i32 parts = views + 1;
-    const i64 part_rows =
-        layout.joint_rows / parts;  // kJointHalves: rows of one half, tail included
+    const i64 part_rows = layout.part_rows();  // kJointHalves: rows of one half, tail included
     SegmentRows all{0, static_cast<i32>(layout.joint_rows)};
-    i32 n = 0;
+    i32 n = static_cast<i32>(part_rows);  // of one half
     if (layout.packing == Packing::kJointHalves) {
       all = rows_between(layout.cu_noisy, i, part_rows);
       n = all.count;
       sample.view_stride = part_rows;
     } else {
       if (packed) all = rows_between(layout.cu_noisy, i, layout.joint_rows);
-      n = all.count / parts;
+      if (packed) n = all.count / parts;
       sample.view_stride = n;
     }
     const i64 noisy_first = all.first + (layout.clean_first ? sample.view_stride : 0);

@@ -6,13 +6,13 @@
 namespace stepwell::cuda {
 
 struct ForwardConfig {
-  int head_dim;       // of q and k as the kernel computes it: 64, 96, 128, 192 or 256
-  int head_dim_v;     // of v
+  int head_dim;    // of q and k as the kernel computes it: 64, 96, 128, 192 or 256
+  int head_dim_v;  // of v
   Element element;
   int warps;
   int rows_per_warp;  // 16 or 32 query rows
   int tile_kv;
-  int ctas_per_sm;    // what __launch_bounds__ asks for
+  int ctas_per_sm;  // what __launch_bounds__ asks for
   bool softcap;
   bool dropout;
 
@@ -20,18 +20,19 @@ struct ForwardConfig {
   constexpr int tile_q() const { return warps * rows_per_warp; }
 };
 
-/// Bytes from one row of a shared-memory tile to the next: an odd number of 16-byte chunks, so that the
-/// eight rows of an ldmatrix lie in different banks.
+/// Bytes from one row of a shared-memory tile to the next: an odd number of 16-byte chunks, so that
+/// the eight rows of an ldmatrix lie in different banks.
 constexpr int padded_row_bytes(int dim) { return dim * 2 + 16; }
 
 /// Offsets into dynamic shared memory.
 struct ForwardPlan {
-  int q;           // [tile_q][head_dim], at the end [tile_q][head_dim_v] of the output
-  int k;           // [tile_kv][head_dim]
-  int v;           // [tile_kv][head_dim_v]
-  int row_bounds;  // [2 phases][tile_q] of (begin, end): keys that each row sees
+  int q;            // [tile_q][head_dim], at the end [tile_q][head_dim_v] of the output
+  int k;            // [2][tile_kv][head_dim]
+  int v;            // [2][tile_kv][head_dim_v]
+  int row_bounds;   // [2 phases][tile_q] of (begin, end): keys that each row sees
+  int phases;       // [2 phases] of (first tile, last tile, keys, gaps, K pointer, V pointer)
   int warp_bounds;  // [2 phases][warps] of (any begin, any end, all begin, all end)
-  int phases;       // [2 phases] of KeyPhase
+  int results;      // pointers to the tile's first row of out and of lse
   int bytes;
 };
 
@@ -40,11 +41,12 @@ constexpr ForwardPlan forward_plan(ForwardConfig config) {
   ForwardPlan plan{};
   plan.q = 0;
   plan.k = plan.q + config.tile_q() * padded_row_bytes(wide);
-  plan.v = plan.k + config.tile_kv * padded_row_bytes(config.head_dim);
-  plan.row_bounds = plan.v + config.tile_kv * padded_row_bytes(config.head_dim_v);
-  plan.warp_bounds = plan.row_bounds + 2 * config.tile_q() * 8;
-  plan.phases = plan.warp_bounds + 2 * config.warps * 16;
-  plan.bytes = plan.phases + 2 * 32;
+  plan.v = plan.k + 2 * config.tile_kv * padded_row_bytes(config.head_dim);
+  plan.row_bounds = plan.v + 2 * config.tile_kv * padded_row_bytes(config.head_dim_v);
+  plan.phases = plan.row_bounds + 2 * config.tile_q() * 8;
+  plan.warp_bounds = plan.phases + 2 * 32;
+  plan.results = plan.warp_bounds + 2 * config.warps * 16;
+  plan.bytes = plan.results + 16;
   return plan;
 }
 

@@ -1,39 +1,41 @@
-// Attention forward with mma.sync, ldmatrix and cp.async: Ampere, Ada, and any GPU with no kernel of its
-// own.
+// Attention forward with mma.sync, ldmatrix and cp.async: Ampere, Ada, and any GPU with no kernel
+// of its own.
 //
-// Algorithm: FlashAttention-2 (Dao, arXiv:2307.08691) on two-interval masks. A CTA owns tile_q query rows
-// of one segment and head; each warp owns 16 or 32 of them. The CTA walks the key tiles that any of its
-// rows sees, own view first, then clean keys, last tile first, so that masked tiles come at the front of
-// each walk. A warp multiplies only the 16-key pieces of a masked tile that its own rows see.
+// Algorithm: FlashAttention-2 (Dao, arXiv:2307.08691) on two-interval masks. A CTA owns tile_q
+// query rows of one segment and head; each warp owns 16 or 32 of them. The CTA walks the key tiles
+// that any of its rows sees, own view first, then clean keys, last tile first, so that masked tiles
+// come at the front of each walk. A warp multiplies only the 16-key pieces of a masked tile that
+// its own rows see.
 //
-// Shared memory: Q (later the output), one K tile, one V tile, the rows' intervals. Rows are padded to an
-// odd number of 16-byte chunks: constant offsets, no bank conflicts, no swizzle arithmetic.
+// Shared memory: Q (later the output), two K and V tiles, the rows' intervals. Rows are padded to
+// an odd number of 16-byte chunks: constant offsets, no bank conflicts, no swizzle arithmetic.
 //
 // Pipeline, one key tile:
-//   wait K | barrier | request V | S = Q K^T | wait V | barrier | request next K | softmax | O += P V
-// The barrier after `wait` also says that all warps are done with the tile that the request overwrites.
+//   wait for K and V | barrier | request the next K and V | S = Q K^T | softmax | O += P V
+// The barrier after `wait` also says that all warps are done with the tile that the request
+// overwrites.
 //
 // Registers: 32 rows x dim 128: 128 for O, 64 for S.
 #pragma once
 
-#include "core/philox.hpp"
 #include "cuda/attention/forward_config.hpp"
 #include "cuda/attention/grid.cuh"
 #include "cuda/attention/params.hpp"
 #include "cuda/ptx/sm80.cuh"
+#include "cuda/tile/dropout.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "geometry/tiles.hpp"
 
 namespace stepwell::cuda {
 
-/// Requests rows [first, first + kRows) of a matrix; rows at or past `len` and columns at or past `dim`
-/// become zeros and are not read.
+/// Requests rows [first, first + kRows) of a matrix; rows at or past `len` and columns at or past
+/// `dim` become zeros and are not read.
 template <int kRows, int kDim, int kThreads>
 __device__ __forceinline__ void request_tile(u32 to, const u16* from, i64 row_stride, i32 first,
                                              i32 len, i32 dim) {
   constexpr int kChunks = kDim / 8;
   constexpr int kRowBytes = padded_row_bytes(kDim);
-  const int thread = static_cast<int>(ptx::thread_index());
+  const int thread = static_cast<int>(ptx::thread_index_again());
   if constexpr (kThreads % kChunks == 0 && kRows % (kThreads / kChunks) == 0) {
     constexpr int kRowsAtOnce = kThreads / kChunks;
     const int row = thread / kChunks;
@@ -61,15 +63,8 @@ __device__ __forceinline__ void request_tile(u32 to, const u16* from, i64 row_st
   }
 }
 
-/// Keys of one segment as a CTA walks them; 32 bytes of shared memory.
-struct KeyPhase {
-  i32 first_tile;
-  i32 last_tile;
-  i32 key_len;
-  i32 gaps;  // not 0: tiles between the first and the last may be empty
-};
-
-/// Rows of zeros and -inf: padding of a segment, and what packed tensors hold behind the last sample.
+/// Rows of zeros and -inf: padding of a segment, and what packed tensors hold behind the last
+/// sample.
 template <ForwardConfig C>
 __device__ __forceinline__ void write_empty_rows(const ForwardParams& p, int half, i64 batch,
                                                  i32 head, i64 first, i64 count) {
@@ -89,22 +84,41 @@ __device__ __forceinline__ void write_empty_rows(const ForwardParams& p, int hal
   }
 }
 
-/// S += Q K^T of one warp; kMasked: only the 16-key pieces [first, last).
-template <ForwardConfig C, bool kMasked>
-__device__ __forceinline__ void add_scores(float (&s)[C.rows_per_warp / 16][C.tile_kv / 8][4], u32 q,
-                                           u32 k, int first, int last) {
+/// What a warp keeps of its rows from key tile to key tile.
+template <ForwardConfig C>
+struct ForwardState {
+  float o[C.rows_per_warp / 16][C.head_dim_v / 8][4];
+  RowState rows[C.rows_per_warp / 16];
+};
+
+/// One warp's part of a key tile: kPieces times 16 keys, from `piece` on. `k` and `v` are the
+/// tiles' shared addresses, `bounds` that of the warp's row intervals; `ready` waits for V where it
+/// may still be on its way.
+template <ForwardConfig C, int kPieces, bool kMasked>
+__device__ __forceinline__ void forward_step(const ForwardParams& p, ForwardState<C>& state, u32 q,
+                                             u32 k, u32 v, int piece, u32 bounds, i32 first_key,
+                                             const DropoutTile& dropout) {
   constexpr int kAtoms = C.rows_per_warp / 16;
-  constexpr int kRowBytes = padded_row_bytes(C.head_dim);
+  constexpr int kKRowBytes = padded_row_bytes(C.head_dim);
+  constexpr int kVRowBytes = padded_row_bytes(C.head_dim_v);
+  // ldmatrix takes the address of row l % 8 of matrix l / 8 from lane l. Of Q: rows 0-7 | rows
+  // 8-15, k low; the same, k high. Of K: keys 0-7, k low | k high; keys 8-15, k low | k high. Of V,
+  // transposed: keys 0-7 | keys 8-15, dims low; the same, dims high.
+  const int thread = static_cast<int>(ptx::thread_index_again());
+  const int lane = thread % 32;
+  q += (thread / 32 * C.rows_per_warp + lane % 16) * kKRowBytes + lane / 16 * 16;
+  k += (piece * 16 + lane / 16 * 8 + lane % 8) * kKRowBytes + lane / 8 % 2 * 16;
+
+  float s[kAtoms][kPieces * 2][4] = {};
 #pragma unroll
   for (int step = 0; step < C.head_dim / 16; ++step) {
     u32 a[kAtoms][4];
 #pragma unroll
-    for (int m = 0; m < kAtoms; ++m) ptx::ldmatrix_x4(a[m], q + m * 16 * kRowBytes + step * 32);
+    for (int m = 0; m < kAtoms; ++m) ptx::ldmatrix_x4(a[m], q + m * 16 * kKRowBytes + step * 32);
 #pragma unroll
-    for (int n = 0; n < C.tile_kv / 16; ++n) {
-      if (kMasked && (n < first || n >= last)) continue;
+    for (int n = 0; n < kPieces; ++n) {
       u32 b[4];
-      ptx::ldmatrix_x4(b, k + n * 16 * kRowBytes + step * 32);
+      ptx::ldmatrix_x4(b, k + n * 16 * kKRowBytes + step * 32);
 #pragma unroll
       for (int m = 0; m < kAtoms; ++m) {
         ptx::mma_m16n8k16<C.element>(s[m][2 * n], a[m], {b[0], b[1]});
@@ -112,18 +126,38 @@ __device__ __forceinline__ void add_scores(float (&s)[C.rows_per_warp / 16][C.ti
       }
     }
   }
-}
-
-/// O += P V of one warp; kMasked: only the 16-key pieces [first, last).
-template <ForwardConfig C, bool kMasked>
-__device__ __forceinline__ void add_output(float (&o)[C.rows_per_warp / 16][C.head_dim_v / 8][4],
-                                           const float (&s)[C.rows_per_warp / 16][C.tile_kv / 8][4],
-                                           u32 v, int first, int last) {
-  constexpr int kAtoms = C.rows_per_warp / 16;
-  constexpr int kRowBytes = padded_row_bytes(C.head_dim_v);
+  if constexpr (C.softcap) {
 #pragma unroll
-  for (int n = 0; n < C.tile_kv / 16; ++n) {
-    if (kMasked && (n < first || n >= last)) continue;
+    for (int m = 0; m < kAtoms; ++m) cap_scores(s[m], p.softcap_scale);
+  }
+
+  const i32 first = first_key + piece * 16;
+  if constexpr (kMasked) {
+#pragma unroll
+    for (int m = 0; m < kAtoms; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        i32 begin, end;
+        ptx::ld_shared_v2(bounds + (m * 16 + r * 8 + lane / 4) * 8, begin, end);
+        mask_row(s[m], r, begin - first, end - first);
+      }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < kAtoms; ++m) {
+    float rescale[2];
+    softmax_step(s[m], state.rows[m], p.scale_log2, rescale);
+#pragma unroll
+    for (int i = 0; i < C.head_dim_v / 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) state.o[m][i][j] *= rescale[j / 2];
+    }
+    if constexpr (C.dropout) drop_pairs(s[m], dropout, m * 16, first);
+  }
+
+  v += (piece * 16 + lane % 16) * kVRowBytes + lane / 16 * 16;
+#pragma unroll
+  for (int n = 0; n < kPieces; ++n) {
     u32 a[kAtoms][4];
 #pragma unroll
     for (int m = 0; m < kAtoms; ++m) {
@@ -136,11 +170,11 @@ __device__ __forceinline__ void add_output(float (&o)[C.rows_per_warp / 16][C.he
 #pragma unroll
     for (int d = 0; d < C.head_dim_v / 16; ++d) {
       u32 b[4];
-      ptx::ldmatrix_x4<true>(b, v + n * 16 * kRowBytes + d * 32);
+      ptx::ldmatrix_x4<true>(b, v + n * 16 * kVRowBytes + d * 32);
 #pragma unroll
       for (int m = 0; m < kAtoms; ++m) {
-        ptx::mma_m16n8k16<C.element>(o[m][2 * d], a[m], {b[0], b[1]});
-        ptx::mma_m16n8k16<C.element>(o[m][2 * d + 1], a[m], {b[2], b[3]});
+        ptx::mma_m16n8k16<C.element>(state.o[m][2 * d], a[m], {b[0], b[1]});
+        ptx::mma_m16n8k16<C.element>(state.o[m][2 * d + 1], a[m], {b[2], b[3]});
       }
     }
   }
@@ -154,13 +188,15 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
   constexpr int kAtoms = C.rows_per_warp / 16;
   constexpr int kKRowBytes = padded_row_bytes(C.head_dim);
   constexpr int kVRowBytes = padded_row_bytes(C.head_dim_v);
+  constexpr int kKStageBytes = C.tile_kv * kKRowBytes;
+  constexpr int kVStageBytes = C.tile_kv * kVRowBytes;
   const u32 shared = ptx::shared_base();
   const int thread = static_cast<int>(ptx::thread_index());
   const int warp = thread / 32;
   const int lane = thread % 32;
 
   // ---- which tile
-  const TileItem item = tile_item(p.grid, p.heads_kv, ptx::cta_index<0>());
+  const TileItem item = tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index<0>()));
   const i32 head = item.head_kv * p.grid.query_heads + item.query_head;
   const i32 views = p.layout.mask.num_views;
   const Half half = item.segment < views ? Half::kNoisy : Half::kClean;
@@ -176,8 +212,8 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
   }
   const geometry::Sample sample = geometry::sample_at(p.layout, item.sample);
   const geometry::SegmentRows segment = half == Half::kNoisy ? sample.noisy : sample.clean_q;
-  const i64 view_shift = half == Half::kNoisy ? item.segment * sample.view_stride : 0;
-  const i64 first_row = segment.first + view_shift;
+  const i64 first_row =
+      segment.first + (half == Half::kNoisy ? item.segment * sample.view_stride : 0);
   const i32 len = geometry::query_len(sample.mask, half);
   const Interval rows = geometry::tile_interval(item.tile, C.tile_q(), len);
   const Interval padding{geometry::max_of(item.tile * C.tile_q(), len),
@@ -188,74 +224,100 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
   if (rows.empty()) return;
   const i32 position = geometry::query_position(sample.mask, half);
 
-  // ---- the rows' intervals: own view in phase 0, clean keys in phase 1
-  for (int phase = 0; phase < 2; ++phase) {
-    const bool used = phase == 1 || half == Half::kNoisy;
+  const HalfRows& q_rows = p.q[h];
+  request_tile<C.tile_q(), C.head_dim, C.threads()>(
+      shared + kPlan.q,
+      q_rows.data + sample.batch_index * q_rows.batch_stride + first_row * q_rows.row_stride +
+          head * q_rows.head_stride,
+      q_rows.row_stride, rows.begin, rows.end, p.head_dim);
+  ptx::cp_async_commit_group();
+
+  // ---- what the tile sees of its own view (phase 0) and of the clean keys (phase 1): lanes 0 and
+  // 1 of every warp work it out, warp 0 keeps it in shared memory, since registers are short
+  Interval tiles{0, 0};
+  i32 keys = 0;
+  const u16* k_rows = nullptr;  // key 0
+  const u16* v_rows = nullptr;
+  if (lane < 2) {
+    const bool own = lane == 0;
+    const Half key_half = own ? Half::kNoisy : Half::kClean;
+    if (!own || half == Half::kNoisy) {
+      const geometry::IntervalRule rule = geometry::rule_between(sample.mask, half, key_half);
+      tiles = geometry::covering_tiles(geometry::key_hull(rule, position, rows), C.tile_kv);
+      keys = rule.key_len;
+    }
+    const i64 row0 = own ? first_row : sample.clean_kv.first;
+    k_rows = p.k[lane].data + sample.batch_index * p.k[lane].batch_stride +
+             row0 * p.k[lane].row_stride + item.head_kv * p.k[lane].head_stride;
+    v_rows = p.v[lane].data + sample.batch_index * p.v[lane].batch_stride +
+             row0 * p.v[lane].row_stride + item.head_kv * p.v[lane].head_stride;
+    if (warp == 0) {
+      // Bounds that grow by whole blocks (windows) and tables leave gaps.
+      const bool gaps =
+          !own && (sample.mask.block_ranges != nullptr || sample.mask.clean_window > 0);
+      const u32 at = shared + kPlan.phases + lane * 32;
+      ptx::st_shared_v4(at, {static_cast<u32>(tiles.begin), static_cast<u32>(tiles.end - 1),
+                             static_cast<u32>(keys), gaps ? 1u : 0u});
+      ptx::st_shared_pointers(at + 16, k_rows, v_rows);
+    } else if (warp == 1 && lane == 0) {
+      const HalfRows& out = p.out[h];
+      const FloatRows& lse = p.lse[h];
+      const i64 row = first_row + rows.begin;
+      ptx::st_shared_pointers(shared + kPlan.results,
+                              out.data + sample.batch_index * out.batch_stride +
+                                  row * out.row_stride + head * out.head_stride,
+                              lse.data == nullptr
+                                  ? nullptr
+                                  : lse.data + sample.batch_index * lse.batch_stride +
+                                        head * lse.head_stride + row * lse.row_stride);
+    }
+  }
+  // The first tile is requested before the rest is known; with gaps it may turn out empty.
+  int phase = half == Half::kNoisy && ptx::shfl_idx_u32(tiles.empty() ? 0 : 1, 0) != 0 ? 0 : 1;
+  i32 tile = static_cast<i32>(ptx::shfl_idx_u32(static_cast<u32>(tiles.end), phase)) - 1;
+  bool more = ptx::shfl_idx_u32(tiles.empty() ? 0 : 1, phase) != 0;
+  if (more) {
+    keys = static_cast<i32>(ptx::shfl_idx_u32(static_cast<u32>(keys), phase));
+    request_tile<C.tile_kv, C.head_dim, C.threads()>(
+        shared + kPlan.k, ptx::shfl_idx_pointer(k_rows, phase), p.k[phase].row_stride,
+        tile * C.tile_kv, keys, p.head_dim);
+    request_tile<C.tile_kv, C.head_dim_v, C.threads()>(
+        shared + kPlan.v, ptx::shfl_idx_pointer(v_rows, phase), p.v[phase].row_stride,
+        tile * C.tile_kv, keys, p.head_dim_v);
+  }
+  ptx::cp_async_commit_group();
+
+  for (int each = half == Half::kNoisy ? 0 : 1; each < 2; ++each) {
     const geometry::IntervalRule rule =
-        geometry::rule_between(sample.mask, half, phase == 0 && used ? Half::kNoisy : Half::kClean);
-    // Lane i looks at row i of its warp.
-    const i32 row = rows.begin + warp * C.rows_per_warp + lane;
+        geometry::rule_between(sample.mask, half, each == 0 ? Half::kNoisy : Half::kClean);
+    const i32 row =
+        rows.begin + warp * C.rows_per_warp + lane;  // lane i looks at row i of its warp
+    const bool valid = lane < C.rows_per_warp && row < rows.end;
     Interval seen{0, 0};
-    const bool valid = used && lane < C.rows_per_warp && row < rows.end;
     if (valid) seen = geometry::row_interval(rule, position + row);
     if (lane < C.rows_per_warp) {
-      ptx::st_shared_v2(shared + kPlan.row_bounds +
-                            (phase * C.tile_q() + warp * C.rows_per_warp + lane) * 8,
-                        seen.begin, seen.end);
+      ptx::st_shared_v2(
+          shared + kPlan.row_bounds + (each * C.tile_q() + warp * C.rows_per_warp + lane) * 8,
+          seen.begin, seen.end);
     }
     const bool counts = valid && !seen.empty();
-    i32 any_begin = counts ? seen.begin : geometry::kMaxLength;
-    i32 any_end = counts ? seen.end : 0;
+    const i32 any_begin = ptx::redux_min_s32(counts ? seen.begin : geometry::kMaxLength);
+    const i32 any_end = ptx::redux_max_s32(counts ? seen.end : 0);
     // Rows past the end do not matter; a row that sees nothing makes no tile full.
-    i32 all_begin = valid ? seen.begin : 0;
-    i32 all_end = valid ? seen.end : geometry::kMaxLength;
-#pragma unroll
-    for (u32 step = 1; step < 32; step *= 2) {
-      any_begin = geometry::min_of(any_begin, static_cast<i32>(ptx::shfl_xor_u32(any_begin, step)));
-      any_end = geometry::max_of(any_end, static_cast<i32>(ptx::shfl_xor_u32(any_end, step)));
-      all_begin = geometry::max_of(all_begin, static_cast<i32>(ptx::shfl_xor_u32(all_begin, step)));
-      all_end = geometry::min_of(all_end, static_cast<i32>(ptx::shfl_xor_u32(all_end, step)));
-    }
+    const i32 all_begin = ptx::redux_max_s32(valid ? seen.begin : 0);
+    const i32 all_end = ptx::redux_min_s32(valid ? seen.end : geometry::kMaxLength);
     if (lane == 0) {
-      ptx::st_shared_v4(shared + kPlan.warp_bounds + (phase * C.warps + warp) * 16,
+      ptx::st_shared_v4(shared + kPlan.warp_bounds + (each * C.warps + warp) * 16,
                         {static_cast<u32>(any_begin), static_cast<u32>(any_end),
                          static_cast<u32>(all_begin), static_cast<u32>(all_end)});
     }
   }
   ptx::bar_sync(0, C.threads());
 
-  // ---- each phase's tiles and where its keys lie; kept in shared memory, since registers are short
-  if (thread < 2) {
-    const int phase_of_thread = thread;
-    const bool own = phase_of_thread == 0;
-    Interval hull{geometry::kMaxLength, 0};
-    for (int w = 0; w < C.warps; ++w) {
-      const U32x4 bounds =
-          ptx::ld_shared_v4(shared + kPlan.warp_bounds + (phase_of_thread * C.warps + w) * 16);
-      hull.begin = geometry::min_of(hull.begin, static_cast<i32>(bounds.x));
-      hull.end = geometry::max_of(hull.end, static_cast<i32>(bounds.y));
-    }
-    const Interval tiles = geometry::covering_tiles(hull, C.tile_kv);
-    // Bounds that grow by whole blocks (windows) and tables leave gaps.
-    const bool gaps = !own && (sample.mask.block_ranges != nullptr || sample.mask.clean_window > 0);
-    const int kh = own ? 0 : 1;
-    const i64 row0 = own ? first_row : sample.clean_kv.first;
-    const u16* k = p.k[kh].data + sample.batch_index * p.k[kh].batch_stride +
-                   row0 * p.k[kh].row_stride + item.head_kv * p.k[kh].head_stride;
-    const u16* v = p.v[kh].data + sample.batch_index * p.v[kh].batch_stride +
-                   row0 * p.v[kh].row_stride + item.head_kv * p.v[kh].head_stride;
-    const u32 at = shared + kPlan.phases + phase_of_thread * 32;
-    const i32 key_len = geometry::key_len(sample.mask, own ? Half::kNoisy : Half::kClean);
-    ptx::st_shared_v4(at, {static_cast<u32>(tiles.begin), static_cast<u32>(tiles.end - 1),
-                           static_cast<u32>(key_len), gaps ? 1u : 0u});
-    ptx::st_shared_pointers(at + 16, k, v);
-  }
-  ptx::bar_sync(0, C.threads());
-
-  int phase = half == Half::kNoisy ? 0 : 1;
-  i32 tile = static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.phases + phase * 32 + 4));
-  // Goes on to the next tile with a visible pair, at or before `tile` or in the next phase; false at the
-  // end. The whole CTA agrees: all read the same rows.
+  // ---- the walk
+  const int row_count = rows.size();
+  // Goes on to the next tile with a visible pair, at or before `tile` or in the next phase; false
+  // at the end. The whole CTA agrees: all read the same rows.
   const auto find = [&]() {
     while (true) {
       const U32x4 tiles = ptx::ld_shared_v4(shared + kPlan.phases + phase * 32);
@@ -277,43 +339,34 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
       tile = static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.phases + 32 + 4));
     }
   };
-  const auto request_k = [&]() {
+  const auto request_kv = [&](int to_stage) {
     const u32 at = shared + kPlan.phases + phase * 32;
+    const i32 keys = static_cast<i32>(ptx::ld_shared_u32(at + 8));
     request_tile<C.tile_kv, C.head_dim, C.threads()>(
-        shared + kPlan.k, ptx::ld_shared_pointer<u16>(at + 16),
-        p.k[phase].row_stride, tile * C.tile_kv,
-        static_cast<i32>(ptx::ld_shared_u32(at + 8)), p.head_dim);
-  };
-  const auto request_v = [&]() {
-    const u32 at = shared + kPlan.phases + phase * 32;
+        shared + kPlan.k + to_stage * kKStageBytes, ptx::ld_shared_pointer<u16>(at + 16),
+        p.k[phase].row_stride, tile * C.tile_kv, keys, p.head_dim);
     request_tile<C.tile_kv, C.head_dim_v, C.threads()>(
-        shared + kPlan.v, ptx::ld_shared_pointer<u16>(at + 24), p.v[phase].row_stride,
-        tile * C.tile_kv, static_cast<i32>(ptx::ld_shared_u32(at + 8)), p.head_dim_v);
+        shared + kPlan.v + to_stage * kVStageBytes, ptx::ld_shared_pointer<u16>(at + 24),
+        p.v[phase].row_stride, tile * C.tile_kv, keys, p.head_dim_v);
   };
-  bool more = find();
-
-  const HalfRows& q_rows = p.q[h];
-  request_tile<C.tile_q(), C.head_dim, C.threads()>(
-      shared + kPlan.q,
-      q_rows.data + sample.batch_index * q_rows.batch_stride + first_row * q_rows.row_stride +
-          head * q_rows.head_stride,
-      q_rows.row_stride, rows.begin, rows.end, p.head_dim);
-  if (more) request_k();
-  ptx::cp_async_commit_group();
-
-  // ---- bytes at which this lane's matrix loads start: lane l gives row l % 8 of matrix l / 8.
-  // Q: rows 0-7 | rows 8-15, k low; then k high. K: keys 0-7, k low | k high; then keys 8-15.
-  // V, transposed: keys 0-7 | keys 8-15, dims low; then dims high.
   const int warp_row = warp * C.rows_per_warp;
-  const u32 q_at = shared + kPlan.q + (warp_row + lane % 16) * kKRowBytes + lane / 16 * 16;
-  const u32 k_at = shared + kPlan.k + (lane / 16 * 8 + lane % 8) * kKRowBytes + lane / 8 % 2 * 16;
-  const u32 v_at = shared + kPlan.v + lane % 16 * kVRowBytes + lane / 16 * 16;
-
-  float o[kAtoms][C.head_dim_v / 8][4] = {};
-  RowState state[kAtoms];
+  ForwardState<C> state;
 #pragma unroll
-  for (int m = 0; m < kAtoms; ++m) state[m] = row_state_start();
+  for (int m = 0; m < kAtoms; ++m) {
+    state.rows[m] = row_state_start();
+#pragma unroll
+    for (int i = 0; i < C.head_dim_v / 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) state.o[m][i][j] = 0.0f;
+    }
+  }
+  DropoutTile dropout;
+  if constexpr (C.dropout) {
+    dropout = dropout_tile(p.dropout, item.sample * p.heads_q + head, item.segment,
+                           rows.begin + warp_row);
+  }
 
+  int stage = 0;
   while (more) {
     const i32 first_key = tile * C.tile_kv;
     const U32x4 bounds =
@@ -322,60 +375,27 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
                       static_cast<i32>(bounds.w) >= first_key + C.tile_kv;
     const int first_piece = geometry::max_of(static_cast<i32>(bounds.x) - first_key, 0) / 16;
     const int last_piece =
-        geometry::min_of((static_cast<i32>(bounds.y) - first_key + 15) / 16, C.tile_kv / 16);
-    const bool sees = first_piece < last_piece;
-    const u32 row_bounds =
-        shared + kPlan.row_bounds + (phase * C.tile_q() + warp_row + lane / 4) * 8;
+        geometry::min_of(static_cast<i32>(bounds.y) - first_key + 15, C.tile_kv) / 16;
+    const u32 row_bounds = shared + kPlan.row_bounds + (phase * C.tile_q() + warp_row) * 8;
+    const u32 k_tile = shared + kPlan.k + stage * kKStageBytes;
+    const u32 v_tile = shared + kPlan.v + stage * kVStageBytes;
+    if constexpr (C.dropout) dropout.clean_keys = phase;
 
     ptx::cp_async_wait_group<0>();
-    ptx::bar_sync(0, C.threads());  // K (and Q) are here; V is free
-    request_v();
-    ptx::cp_async_commit_group();
-
-    float s[kAtoms][C.tile_kv / 8][4] = {};
-    if (full) {
-      add_scores<C, false>(s, q_at, k_at, 0, 0);
-    } else if (sees) {
-      add_scores<C, true>(s, q_at, k_at, first_piece, last_piece);
-    }
-    if constexpr (C.softcap) {
-#pragma unroll
-      for (int m = 0; m < kAtoms; ++m) cap_scores(s[m], p.softcap_scale);
-    }
-
-    ptx::cp_async_wait_group<0>();
-    ptx::bar_sync(0, C.threads());  // V is here; K is free
+    ptx::bar_sync(0, C.threads());  // this tile is here, and all warps are done with the last one
     --tile;
     more = find();
-    if (more) request_k();
+    stage ^= 1;
+    if (more) request_kv(stage);
     ptx::cp_async_commit_group();
 
-    if (!full && sees) {
-#pragma unroll
-      for (int m = 0; m < kAtoms; ++m) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          i32 begin, end;
-          ptx::ld_shared_v2(row_bounds + (m * 16 + r * 8) * 8, begin, end);
-          mask_row(s[m], r, begin - first_key, end - first_key);
-        }
-      }
-    }
-    if (sees) {
-#pragma unroll
-      for (int m = 0; m < kAtoms; ++m) {
-        float rescale[2];
-        softmax_step(s[m], state[m], p.scale_log2, rescale);
-#pragma unroll
-        for (int i = 0; i < C.head_dim_v / 8; ++i) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) o[m][i][j] *= rescale[j / 2];
-        }
-      }
-      if (full) {
-        add_output<C, false>(o, s, v_at, 0, 0);
-      } else {
-        add_output<C, true>(o, s, v_at, first_piece, last_piece);
+    if (full) {
+      forward_step<C, C.tile_kv / 16, false>(p, state, shared + kPlan.q, k_tile, v_tile, 0,
+                                             row_bounds, first_key, dropout);
+    } else {
+      for (int piece = first_piece & ~1; piece < last_piece; piece += 2) {
+        forward_step<C, 2, true>(p, state, shared + kPlan.q, k_tile, v_tile, piece, row_bounds,
+                                 first_key, dropout);
       }
     }
   }
@@ -388,44 +408,40 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
 #pragma unroll
   for (int m = 0; m < kAtoms; ++m) {
     float inverse[2];
-    softmax_finish(state[m], p.scale_log2, inverse, lse[m]);
+    softmax_finish(state.rows[m], p.scale_log2, inverse, lse[m]);
     const float keep = C.dropout ? p.dropout.keep_scale : 1.0f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const u32 row_at = out_at + (m * 16 + r * 8 + lane / 4) * kVRowBytes + lane % 4 * 4;
 #pragma unroll
       for (int i = 0; i < C.head_dim_v / 8; ++i) {
-        ptx::st_shared_u32(row_at + i * 16,
-                           ptx::cvt_x2_f32<C.element>(o[m][i][2 * r] * inverse[r] * keep,
-                                                      o[m][i][2 * r + 1] * inverse[r] * keep));
+        ptx::st_shared_u32(row_at + i * 16, ptx::cvt_x2_f32<C.element>(
+                                                state.o[m][i][2 * r] * inverse[r] * keep,
+                                                state.o[m][i][2 * r + 1] * inverse[r] * keep));
       }
     }
   }
   ptx::syncwarp();
-  const HalfRows& out = p.out[h];
-  u16* out_head = out.data + sample.batch_index * out.batch_stride + head * out.head_stride +
-                  first_row * out.row_stride;
+  u16* out = ptx::ld_shared_pointer<u16>(shared + kPlan.results);
+  const i64 out_stride = p.out[h].row_stride;
   constexpr int kChunks = C.head_dim_v / 8;
 #pragma unroll
   for (int i = lane; i < C.rows_per_warp * kChunks; i += 32) {
     const int row = i / kChunks;
     const int chunk = i % kChunks;
-    const i64 to = rows.begin + warp_row + row;
-    if (to < rows.end && chunk * 8 < p.head_dim_v) {
-      ptx::st_global_v4(out_head + to * out.row_stride + chunk * 8,
+    if (warp_row + row < row_count && chunk * 8 < p.head_dim_v) {
+      ptx::st_global_v4(out + (warp_row + row) * out_stride + chunk * 8,
                         ptx::ld_shared_v4(out_at + row * kVRowBytes + chunk * 16));
     }
   }
-  const FloatRows& lse_rows = p.lse[h];
-  if (lse_rows.data != nullptr && lane % 4 == 0) {
-    float* to = lse_rows.data + sample.batch_index * lse_rows.batch_stride +
-                head * lse_rows.head_stride + first_row * lse_rows.row_stride;
+  float* lse_rows = ptx::ld_shared_pointer<float>(shared + kPlan.results + 8);
+  if (lse_rows != nullptr && lane % 4 == 0) {
 #pragma unroll
     for (int m = 0; m < kAtoms; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const i64 row = rows.begin + warp_row + m * 16 + r * 8 + lane / 4;
-        if (row < rows.end) to[row * lse_rows.row_stride] = lse[m][r];
+        const int row = warp_row + m * 16 + r * 8 + lane / 4;
+        if (row < row_count) lse_rows[row * p.lse[h].row_stride] = lse[m][r];
       }
     }
   }

@@ -8,7 +8,8 @@ namespace stepwell::cuda {
 using geometry::i32;
 using geometry::i64;
 
-/// `[batch, row, head, dim]` of 16-bit floats with a contiguous last dimension; strides in elements.
+/// `[batch, row, head, dim]` of 16-bit floats with a contiguous last dimension; strides in
+/// elements.
 struct HalfRows {
   unsigned short* data = nullptr;
   i64 batch_stride = 0;
@@ -33,16 +34,44 @@ struct DropoutParams {
   float keep_scale = 1.0f;     // 1 / (1 - p)
 };
 
-/// How CTAs find their tile: a grid of groups x tiles x pairs of (sample, KV head) in the group x segments
-/// x query heads of the KV head, the last running fastest. Pairs are grouped so that the K and V of a
+/// How CTAs find their tile: groups x tiles x pairs of (sample, KV head) in the group x segments x
+/// query heads of the KV head, the last running fastest. Pairs are grouped so that the K and V of a
 /// group fit the L2 cache together; within a group the tiles with the most keys come first.
 struct TileGrid {
-  i32 pairs = 0;      // (samples + 1 if packed, for the tail) * heads_kv
-  i32 group = 1;      // pairs of a group
-  i32 tiles = 0;      // tiles of the longest segment
-  i32 segments = 0;   // views + 1
-  i32 query_heads = 1;  // query heads that have CTAs of their own
+  i32 pairs = 0;               // (samples, and one more for the tail of packed tensors) * heads_kv
+  i32 group = 1;               // pairs of a group
+  i32 tiles = 0;               // tiles of the longest segment
+  i32 segments = 0;            // views + 1
+  i32 query_heads = 1;         // of a KV head, each with CTAs of its own
+  geometry::Divisor by_group;  // CTAs of a group
+  geometry::Divisor by_tile;   // CTAs of one tile index of a group
+  geometry::Divisor by_last_tile;  // the same of the last group
+  geometry::Divisor by_pair;       // CTAs of one tile index of a pair
+  geometry::Divisor by_query_head;
+  geometry::Divisor by_head_kv;
+
+  constexpr i64 ctas() const { return i64{pairs} * tiles * segments * query_heads; }
 };
+
+/// The grid for pairs of which `group` fit the L2 cache together; fewer than 2^31 CTAs.
+constexpr TileGrid make_tile_grid(i32 samples, i32 heads_kv, i32 group, i32 tiles, i32 segments,
+                                  i32 query_heads) {
+  TileGrid grid;
+  grid.pairs = samples * heads_kv;
+  grid.group = group < 1 ? 1 : group < grid.pairs ? group : grid.pairs;
+  grid.tiles = tiles;
+  grid.segments = segments;
+  grid.query_heads = query_heads;
+  const i32 inner = segments * query_heads;
+  const i32 last = grid.pairs - (grid.pairs - 1) / grid.group * grid.group;
+  grid.by_group = geometry::make_divisor(grid.group * tiles * inner);
+  grid.by_tile = geometry::make_divisor(grid.group * inner);
+  grid.by_last_tile = geometry::make_divisor(last * inner);
+  grid.by_pair = geometry::make_divisor(inner);
+  grid.by_query_head = geometry::make_divisor(query_heads);
+  grid.by_head_kv = geometry::make_divisor(heads_kv);
+  return grid;
+}
 
 struct ForwardParams {
   geometry::Layout layout;
@@ -52,9 +81,9 @@ struct ForwardParams {
   FloatRows lse[2];
   i32 heads_q = 0;
   i32 heads_kv = 0;
-  i32 head_dim = 0;    // as the tensors have it; the kernel's own may be larger
+  i32 head_dim = 0;  // as the tensors have it; the kernel's own may be larger
   i32 head_dim_v = 0;
-  float scale_log2 = 0.0f;    // softmax scale * log2(e); with a cap: softcap * log2(e)
+  float scale_log2 = 0.0f;     // softmax scale * log2(e); with a cap: softcap * log2(e)
   float softcap_scale = 0.0f;  // with a cap: softmax scale / softcap
   DropoutParams dropout;
 };

@@ -19,6 +19,18 @@ __device__ __forceinline__ u32 thread_index() {
 #endif
 }
 
+// The same, read anew: what is computed from it is not kept in registers from loop turn to loop
+// turn.
+__device__ __forceinline__ u32 thread_index_again() {
+#if defined(STEPWELL_HOST_MODEL)
+  return model::thread_index();
+#else
+  u32 index;
+  asm volatile("mov.u32 %0, %tid.x;" : "=r"(index));
+  return index;
+#endif
+}
+
 template <int Axis>
 __device__ __forceinline__ u32 cta_index() {
 #if defined(STEPWELL_HOST_MODEL)
@@ -114,8 +126,8 @@ __device__ __forceinline__ void st_shared_pointers(u32 address, const void* a, c
 }
 
 template <class T>
-__device__ __forceinline__ const T* ld_shared_pointer(u32 address, Loc loc = Loc::current()) {
-  const T* v;
+__device__ __forceinline__ T* ld_shared_pointer(u32 address, Loc loc = Loc::current()) {
+  T* v;
 #if defined(STEPWELL_HOST_MODEL)
   model::shared_load(address, &v, 8, loc);
 #else
@@ -184,7 +196,7 @@ template <Element kElement>
 __device__ __forceinline__ u32 cvt_x2_f32(float lo, float hi) {
 #if defined(STEPWELL_HOST_MODEL)
   return kElement == Element::kBFloat16 ? model::f32_to_bf16(lo) | u32(model::f32_to_bf16(hi)) << 16
-                          : model::f32_to_f16(lo) | u32(model::f32_to_f16(hi)) << 16;
+                                        : model::f32_to_f16(lo) | u32(model::f32_to_f16(hi)) << 16;
 #else
   u32 d;
   if constexpr (kElement == Element::kBFloat16)
@@ -217,6 +229,14 @@ __device__ __forceinline__ u32 shfl_idx_u32(u32 v, u32 lane, Loc loc = Loc::curr
 #endif
 }
 
+template <class T>
+__device__ __forceinline__ T* shfl_idx_pointer(T* v, u32 lane, Loc loc = Loc::current()) {
+  const u64 bits = reinterpret_cast<u64>(v);
+  const u64 low = shfl_idx_u32(static_cast<u32>(bits), lane, loc);
+  const u64 high = shfl_idx_u32(static_cast<u32>(bits >> 32), lane, loc);
+  return reinterpret_cast<T*>(high << 32 | low);
+}
+
 __device__ __forceinline__ u32 bits_of(float x) {
 #if defined(STEPWELL_HOST_MODEL)
   return __builtin_bit_cast(u32, x);
@@ -235,6 +255,27 @@ __device__ __forceinline__ float float_of(u32 x) {
 
 __device__ __forceinline__ float shfl_xor_f32(float v, u32 lane_mask, Loc loc = Loc::current()) {
   return float_of(shfl_xor_u32(bits_of(v), lane_mask, loc));
+}
+
+// redux.sync: the least and the greatest value of the warp's lanes.
+__device__ __forceinline__ int redux_min_s32(int v, Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  return model::redux_s32(v, true, loc);
+#else
+  int r;
+  asm volatile("redux.sync.min.s32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(v));
+  return r;
+#endif
+}
+
+__device__ __forceinline__ int redux_max_s32(int v, Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  return model::redux_s32(v, false, loc);
+#else
+  int r;
+  asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(v));
+  return r;
+#endif
 }
 
 __device__ __forceinline__ u32 ballot(bool p, Loc loc = Loc::current()) {

@@ -1,5 +1,6 @@
-// Online softmax on accumulator fragments of mma.m16n8k16: s[column / 8][4], where a lane holds columns
-// 8 i + 2 (lane % 4) + {0, 1} of rows lane / 4 (values 0 and 1) and lane / 4 + 8 (values 2 and 3).
+// Online softmax on accumulator fragments of mma.m16n8k16: s[column / 8][4], where a lane holds
+// columns 8 i + 2 (lane % 4) + {0, 1} of rows lane / 4 (values 0 and 1) and lane / 4 + 8 (values 2
+// and 3).
 #pragma once
 
 #include "cuda/ptx/sm80.cuh"
@@ -18,7 +19,8 @@ __device__ __forceinline__ RowState row_state_start() {
   return {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
 }
 
-/// Scores outside keys [begin, end), counted from the tile's first key, become -inf; rows r of the lane.
+/// Scores outside keys [begin, end), counted from the tile's first key, become -inf; rows r of the
+/// lane.
 template <int Tiles>
 __device__ __forceinline__ void mask_row(float (&s)[Tiles][4], int r, int begin, int end) {
   const int column = static_cast<int>(ptx::thread_index()) % 4 * 2;
@@ -32,7 +34,8 @@ __device__ __forceinline__ void mask_row(float (&s)[Tiles][4], int r, int begin,
   }
 }
 
-/// s becomes tanh(s * scale), through exp2: absolute error a few 2^-23, which is what the softmax needs.
+/// s becomes tanh(s * scale), through exp2: absolute error a few 2^-23, which is what the softmax
+/// needs.
 template <int Tiles>
 __device__ __forceinline__ void cap_scores(float (&s)[Tiles][4], float scale) {
 #pragma unroll
