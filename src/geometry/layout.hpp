@@ -87,9 +87,11 @@ struct RowRun {
   i64 count = 0;
 };
 
-/// Query rows behind the last sample of a packed layout that belong to a segment's share of the
-/// tensor (view, or num_views for clean rows).
-constexpr RowRun packed_tail(const Layout& layout, i32 segment) {
+/// Rows behind the last sample of a packed layout that belong to a segment's share of the tensor
+/// (view, or num_views for clean rows); `clean_rows` and `cu_clean` are those of clean queries or
+/// keys.
+constexpr RowRun packed_tail(const Layout& layout, i32 segment, const i32* cu_clean,
+                             i64 clean_rows) {
   const i32 views = layout.mask.num_views;
   const auto used = [&layout](const i32* cu_seqlens, i64 total) {
     return cu_seqlens != nullptr ? clamp_to<i64>(cu_seqlens[layout.batch], 0, total) : 0;
@@ -105,8 +107,16 @@ constexpr RowRun packed_tail(const Layout& layout, i32 segment) {
     return {end, segment == 0 ? total - end : 0};
   }
   if (layout.packing == Packing::kJoint) return {0, 0};
-  const i64 end = used(layout.cu_clean_q, layout.clean_q_rows);
-  return {end, layout.clean_q_rows - end};
+  const i64 end = used(cu_clean, clean_rows);
+  return {end, clean_rows - end};
+}
+
+constexpr RowRun packed_query_tail(const Layout& layout, i32 segment) {
+  return packed_tail(layout, segment, layout.cu_clean_q, layout.clean_q_rows);
+}
+
+constexpr RowRun packed_key_tail(const Layout& layout, i32 segment) {
+  return packed_tail(layout, segment, layout.cu_clean_kv, layout.clean_kv_rows);
 }
 
 /// Sample i of the layout.

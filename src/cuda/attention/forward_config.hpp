@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/element.hpp"
+#include "cuda/tile/rows.hpp"
 
 namespace stepwell::cuda {
 
@@ -19,10 +20,6 @@ struct ForwardConfig {
   constexpr int threads() const { return warps * 32; }
   constexpr int tile_q() const { return warps * rows_per_warp; }
 };
-
-/// Bytes from one row of a shared-memory tile to the next: an odd number of 16-byte chunks, so that
-/// the eight rows of an ldmatrix lie in different banks.
-constexpr int padded_row_bytes(int dim) { return dim * 2 + 16; }
 
 /// Offsets into dynamic shared memory.
 struct ForwardPlan {

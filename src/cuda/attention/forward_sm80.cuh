@@ -22,67 +22,12 @@
 #include "cuda/attention/grid.cuh"
 #include "cuda/attention/params.hpp"
 #include "cuda/ptx/sm80.cuh"
+#include "cuda/tile/copy.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "geometry/tiles.hpp"
 
 namespace stepwell::cuda {
-
-/// Requests rows [first, first + kRows) of a matrix; rows at or past `len` and columns at or past
-/// `dim` become zeros and are not read.
-template <int kRows, int kDim, int kThreads>
-__device__ __forceinline__ void request_tile(u32 to, const u16* from, i64 row_stride, i32 first,
-                                             i32 len, i32 dim) {
-  constexpr int kChunks = kDim / 8;
-  constexpr int kRowBytes = padded_row_bytes(kDim);
-  const int thread = static_cast<int>(ptx::thread_index_again());
-  if constexpr (kThreads % kChunks == 0 && kRows % (kThreads / kChunks) == 0) {
-    constexpr int kRowsAtOnce = kThreads / kChunks;
-    const int row = thread / kChunks;
-    const int chunk = thread % kChunks;
-    const u16* source = from + (first + row) * row_stride + chunk * 8;
-    const int rows = chunk * 8 < dim ? len - first - row : 0;
-    to += row * kRowBytes + chunk * 16;
-#pragma unroll
-    for (int r = 0; r < kRows; r += kRowsAtOnce) {
-      const bool inside = r < rows;
-      ptx::cp_async_16(to + r * kRowBytes, inside ? source : from, inside ? 16 : 0);
-      source += kRowsAtOnce * row_stride;
-    }
-  } else {
-#pragma unroll
-    for (int base = 0; base < kRows * kChunks; base += kThreads) {
-      const int i = base + thread;
-      if (kRows * kChunks % kThreads != 0 && i >= kRows * kChunks) break;
-      const int row = i / kChunks;
-      const int chunk = i % kChunks;
-      const bool inside = first + row < len && chunk * 8 < dim;
-      const u16* source = inside ? from + (first + row) * row_stride + chunk * 8 : from;
-      ptx::cp_async_16(to + row * kRowBytes + chunk * 16, source, inside ? 16 : 0);
-    }
-  }
-}
-
-/// Rows of zeros and -inf: padding of a segment, and what packed tensors hold behind the last
-/// sample.
-template <ForwardConfig C>
-__device__ __forceinline__ void write_empty_rows(const ForwardParams& p, int half, i64 batch,
-                                                 i32 head, i64 first, i64 count) {
-  const HalfRows& out = p.out[half];
-  if (out.data == nullptr) return;
-  const int chunks = p.head_dim_v / 8;
-  for (i64 i = ptx::thread_index(); i < count * chunks; i += C.threads()) {
-    const i64 row = first + i / chunks;
-    u16* to = out.data + batch * out.batch_stride + row * out.row_stride + head * out.head_stride;
-    ptx::st_global_v4(to + i % chunks * 8, {0, 0, 0, 0});
-  }
-  const FloatRows& lse = p.lse[half];
-  if (lse.data == nullptr) return;
-  for (i64 i = ptx::thread_index(); i < count; i += C.threads()) {
-    lse.data[batch * lse.batch_stride + head * lse.head_stride + (first + i) * lse.row_stride] =
-        minus_infinity();
-  }
-}
 
 /// What a warp keeps of its rows from key tile to key tile.
 template <ForwardConfig C>
@@ -152,7 +97,10 @@ __device__ __forceinline__ void forward_step(const ForwardParams& p, ForwardStat
 #pragma unroll
       for (int j = 0; j < 4; ++j) state.o[m][i][j] *= rescale[j / 2];
     }
-    if constexpr (C.dropout) drop_pairs(s[m], dropout, m * 16, first);
+    if constexpr (C.dropout) {
+      for_each_dropped<kPieces * 2>(dropout, m * 16, first,
+                                    [&](int i, int j) { s[m][i][j] = 0.0f; });
+    }
   }
 
   v += (piece * 16 + lane % 16) * kVRowBytes + lane / 16 * 16;
@@ -202,11 +150,12 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
   const Half half = item.segment < views ? Half::kNoisy : Half::kClean;
   const int h = static_cast<int>(half);
   if (item.sample == p.layout.batch) {
-    const geometry::RowRun tail = geometry::packed_tail(p.layout, item.segment);
+    const geometry::RowRun tail = geometry::packed_query_tail(p.layout, item.segment);
     const i64 step = static_cast<i64>(p.grid.tiles) * C.tile_q();
     for (i64 row = static_cast<i64>(item.tile) * C.tile_q(); row < tail.count; row += step) {
-      write_empty_rows<C>(p, h, 0, head, tail.first + row,
-                          geometry::min_of<i64>(C.tile_q(), tail.count - row));
+      const i64 count = geometry::min_of<i64>(C.tile_q(), tail.count - row);
+      write_zero_rows<C.threads()>(p.out[h], 0, head, tail.first + row, count, p.head_dim_v);
+      write_values<C.threads()>(p.lse[h], 0, head, tail.first + row, count, minus_infinity());
     }
     return;
   }
@@ -219,7 +168,10 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
   const Interval padding{geometry::max_of(item.tile * C.tile_q(), len),
                          geometry::min_of((item.tile + 1) * C.tile_q(), segment.count)};
   if (!padding.empty()) {
-    write_empty_rows<C>(p, h, sample.batch_index, head, first_row + padding.begin, padding.size());
+    write_zero_rows<C.threads()>(p.out[h], sample.batch_index, head, first_row + padding.begin,
+                                 padding.size(), p.head_dim_v);
+    write_values<C.threads()>(p.lse[h], sample.batch_index, head, first_row + padding.begin,
+                              padding.size(), minus_infinity());
   }
   if (rows.empty()) return;
   const i32 position = geometry::query_position(sample.mask, half);

@@ -23,6 +23,10 @@ struct FloatRows {
   i64 batch_stride = 0;
   i64 head_stride = 0;
   i64 row_stride = 0;
+
+  constexpr float* at(i64 batch, i64 head, i64 row) const {
+    return data + batch * batch_stride + head * head_stride + row * row_stride;
+  }
 };
 
 /// Dropout numbers are those of core/philox.hpp.
@@ -86,6 +90,30 @@ struct ForwardParams {
   float scale_log2 = 0.0f;     // softmax scale * log2(e); with a cap: softcap * log2(e)
   float softcap_scale = 0.0f;  // with a cap: softmax scale / softcap
   DropoutParams dropout;
+};
+
+struct BackwardParams {
+  geometry::Layout layout;
+  TileGrid grid;  // of the kernel that gets the parameters: key tiles or query tiles
+  // By geometry::Half; joint layouts name the same tensors twice.
+  HalfRows q[2], k[2], v[2], out[2], dout[2];
+  HalfRows dq[2], dk[2], dv[2];
+  FloatRows lse[2], dlse[2];
+  // Workspace. Per query row: log-sum-exp in units of log 2, and sum of dout * out less dlse.
+  FloatRows lse_log2[2], delta[2];
+  FloatRows
+      dq_sum[2];  // float32 [batch, row, head, dq_width]: row_stride and head_stride in elements
+  i32 dq_width = 0;
+  i32 heads_q = 0;
+  i32 heads_kv = 0;
+  i32 head_dim = 0;
+  i32 head_dim_v = 0;
+  float softmax_scale = 0.0f;
+  float scale_log2 = 0.0f;     // softmax scale * log2(e); with a cap: softcap * log2(e)
+  float softcap_scale = 0.0f;  // with a cap: softmax scale / softcap
+  DropoutParams dropout;
+
+  constexpr i32 group() const { return heads_q / heads_kv; }
 };
 
 }  // namespace stepwell::cuda

@@ -148,7 +148,36 @@ __device__ __forceinline__ void st_global_v4(void* to, U32x4 v) {
 #endif
 }
 
+__device__ __forceinline__ U32x4 ld_global_v4(const void* from) {
+#if defined(STEPWELL_HOST_MODEL)
+  return *static_cast<const U32x4*>(from);
+#else
+  U32x4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+#endif
+}
+
 // ---- arithmetic --------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 bits_of(float x) {
+#if defined(STEPWELL_HOST_MODEL)
+  return __builtin_bit_cast(u32, x);
+#else
+  return __float_as_uint(x);
+#endif
+}
+
+__device__ __forceinline__ float float_of(u32 x) {
+#if defined(STEPWELL_HOST_MODEL)
+  return __builtin_bit_cast(float, x);
+#else
+  return __uint_as_float(x);
+#endif
+}
 
 __device__ __forceinline__ float ex2_approx(float x) {
 #if defined(STEPWELL_HOST_MODEL)
@@ -207,6 +236,35 @@ __device__ __forceinline__ u32 cvt_x2_f32(float lo, float hi) {
 #endif
 }
 
+// The low and the high half of a pair of 16-bit floats.
+template <Element kElement>
+__device__ __forceinline__ float low_f32(u32 pair) {
+#if defined(STEPWELL_HOST_MODEL)
+  return kElement == Element::kBFloat16 ? model::bf16_to_f32(static_cast<u16>(pair))
+                                        : model::f16_to_f32(static_cast<u16>(pair));
+#else
+  if constexpr (kElement == Element::kBFloat16) {
+    return float_of(pair << 16);
+  } else {
+    float x;
+    asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(x) : "r"(pair));
+    return x;
+  }
+#endif
+}
+
+template <Element kElement>
+__device__ __forceinline__ float high_f32(u32 pair) {
+  if constexpr (kElement == Element::kBFloat16) return float_of(pair & 0xffff0000u);
+  return low_f32<kElement>(pair >> 16);
+}
+
+template <Element kElement>
+__device__ __forceinline__ float dot_x2(u32 a, u32 b) {
+  return low_f32<kElement>(a) * low_f32<kElement>(b) +
+         high_f32<kElement>(a) * high_f32<kElement>(b);
+}
+
 // ---- shfl.sync, vote.sync, bar.warp.sync -------------------------------------------------------
 
 __device__ __forceinline__ u32 shfl_xor_u32(u32 v, u32 lane_mask, Loc loc = Loc::current()) {
@@ -235,22 +293,6 @@ __device__ __forceinline__ T* shfl_idx_pointer(T* v, u32 lane, Loc loc = Loc::cu
   const u64 low = shfl_idx_u32(static_cast<u32>(bits), lane, loc);
   const u64 high = shfl_idx_u32(static_cast<u32>(bits >> 32), lane, loc);
   return reinterpret_cast<T*>(high << 32 | low);
-}
-
-__device__ __forceinline__ u32 bits_of(float x) {
-#if defined(STEPWELL_HOST_MODEL)
-  return __builtin_bit_cast(u32, x);
-#else
-  return __float_as_uint(x);
-#endif
-}
-
-__device__ __forceinline__ float float_of(u32 x) {
-#if defined(STEPWELL_HOST_MODEL)
-  return __builtin_bit_cast(float, x);
-#else
-  return __uint_as_float(x);
-#endif
 }
 
 __device__ __forceinline__ float shfl_xor_f32(float v, u32 lane_mask, Loc loc = Loc::current()) {
@@ -331,6 +373,19 @@ __device__ __forceinline__ void red_add_f32(float* p, float v) {
   *p += v;
 #else
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(p), "f"(v) : "memory");
+#endif
+}
+
+// Two neighbouring floats: one instruction from sm_90 on.
+__device__ __forceinline__ void red_add_x2_f32(float* p, float x, float y) {
+#if defined(STEPWELL_HOST_MODEL)
+  p[0] += x;
+  p[1] += y;
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(x), "f"(y) : "memory");
+#else
+  red_add_f32(p, x);
+  red_add_f32(p + 1, y);
 #endif
 }
 

@@ -31,13 +31,13 @@ __device__ __forceinline__ DropoutTile dropout_tile(const DropoutParams& p, int 
           0};
 }
 
-/// Zeroes the dropped pairs of s[column / 8][4], rows `row` on of the warp, keys `first_key` on (a
-/// multiple of 4). Lanes 4 j + {0, 1} and 4 j + {2, 3} need the same four numbers of a row: the
-/// even lane of a pair draws those of the upper row, the odd lane those of the lower one, and they
-/// trade halves.
-template <int Tiles>
-__device__ __forceinline__ void drop_pairs(float (&s)[Tiles][4], const DropoutTile& tile, int row,
-                                           int first_key) {
+/// Calls drop(i, j) for each dropped pair s[i][j] of fragments s[column / 8][4], rows `row` on of
+/// the warp, keys `first_key` on (a multiple of 4). Lanes 4 j + {0, 1} and 4 j + {2, 3} need the
+/// same four numbers of a row: the even lane of a pair draws those of the upper row, the odd lane
+/// those of the lower one, and they trade halves.
+template <int Tiles, class Drop>
+__device__ __forceinline__ void for_each_dropped(const DropoutTile& tile, int row, int first_key,
+                                                 Drop&& drop) {
   const int lane = static_cast<int>(ptx::thread_index()) % 32;
   const bool odd = lane % 2 != 0;
   const unsigned query = static_cast<unsigned>(tile.first_query + row + lane / 4 + (odd ? 8 : 0));
@@ -56,8 +56,8 @@ __device__ __forceinline__ void drop_pairs(float (&s)[Tiles][4], const DropoutTi
     const unsigned lower[2] = {odd ? x.x[2] : got0, odd ? x.x[3] : got1};
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      if (upper[j] < tile.threshold) s[i][j] = 0.0f;
-      if (lower[j] < tile.threshold) s[i][2 + j] = 0.0f;
+      if (upper[j] < tile.threshold) drop(i, j);
+      if (lower[j] < tile.threshold) drop(i, 2 + j);
     }
   }
 }

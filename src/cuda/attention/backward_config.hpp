@@ -1,0 +1,57 @@
+// Configuration of the mma.sync backward kernels.
+#pragma once
+
+#include "cuda/element.hpp"
+#include "cuda/tile/rows.hpp"
+
+namespace stepwell::cuda {
+
+/// Each product of a tile is divided among the warps in its own way; warps_q * warps_kv = warps and
+/// so on.
+struct BackwardConfig {
+  int head_dim;    // of q and k as the kernel computes it: 64, 96, 128, 192 or 256
+  int head_dim_v;  // of v
+  Element element;
+  int warps;
+  int tile_q;
+  int tile_kv;
+  int warps_q;    // S and dP [tile_q x tile_kv]: warps along the queries
+  int warps_key;  // dK and dV [tile_kv x dim]: warps along the keys
+  int warps_dq;   // dQ [tile_q x dim]: warps along the queries
+  int ctas_per_sm;
+  bool softcap;
+  bool dropout;
+
+  constexpr int threads() const { return warps * 32; }
+  constexpr int score_rows() const { return tile_q / warps_q; }
+  constexpr int score_keys() const { return tile_kv / (warps / warps_q); }
+};
+
+/// Offsets into dynamic shared memory.
+struct BackwardPlan {
+  int k;           // [tile_kv][head_dim], at the end dK
+  int v;           // [tile_kv][head_dim_v], at the end dV
+  int q;           // [tile_q][head_dim]
+  int dout;        // [tile_q][head_dim_v]
+  int p;           // [tile_q][tile_kv]
+  int ds;          // [tile_q][tile_kv]
+  int row_bounds;  // [tile_q] of (begin, end): keys that each row of a masked tile sees
+  int visible;     // [warps]: whether a warp's part of S has a visible pair
+  int bytes;
+};
+
+constexpr BackwardPlan backward_plan(BackwardConfig config) {
+  BackwardPlan plan{};
+  plan.k = 0;
+  plan.v = plan.k + config.tile_kv * padded_row_bytes(config.head_dim);
+  plan.q = plan.v + config.tile_kv * padded_row_bytes(config.head_dim_v);
+  plan.dout = plan.q + config.tile_q * padded_row_bytes(config.head_dim);
+  plan.p = plan.dout + config.tile_q * padded_row_bytes(config.head_dim_v);
+  plan.ds = plan.p + config.tile_q * padded_row_bytes(config.tile_kv);
+  plan.row_bounds = plan.ds + config.tile_q * padded_row_bytes(config.tile_kv);
+  plan.visible = plan.row_bounds + config.tile_q * 8;
+  plan.bytes = plan.visible + (config.warps * 4 + 15) / 16 * 16;
+  return plan;
+}
+
+}  // namespace stepwell::cuda

@@ -1,0 +1,453 @@
+// Attention backward with mma.sync, ldmatrix and cp.async.
+//
+// Three kernels: `prepare` (per query row: delta, log-sum-exp in log2 units, zeros where dQ is
+// summed), the main kernel, `finish_dq` (rounds dQ's sums).
+//
+// Main kernel: a CTA owns a tile of keys of one segment and KV head, and walks all query heads of
+// the KV head and all query tiles that see its keys; dK and dV stay in registers, so that grouped
+// queries need no sums in memory.
+//
+//   S = Q K^T   P = exp2(S - lse)   dP = dO V^T   dS = P (dP - delta)
+//   dV += P^T dO   dK += dS^T Q   dQ += dS K (added to float32 sums in global memory)
+//
+// Barriers of a query tile (all threads, bar 0):
+//   A  Q, dO and the row intervals are here; everybody is done with the last P and dS
+//   B  P and dS are written
+//   C  everybody is done with Q and dO: the next tile is requested, dQ is computed meanwhile
+//
+// Masked tiles are skipped in pieces of one warp's part of S (32 x 32): a piece without a visible
+// pair takes part in no product.
+#pragma once
+
+#include "cuda/attention/backward_config.hpp"
+#include "cuda/attention/grid.cuh"
+#include "cuda/attention/params.hpp"
+#include "cuda/ptx/sm80.cuh"
+#include "cuda/tile/copy.cuh"
+#include "cuda/tile/dropout.cuh"
+#include "cuda/tile/softmax.cuh"
+#include "geometry/tiles.hpp"
+
+namespace stepwell::cuda {
+
+/// c[m][n] += A B^T for a warp: A rows at `a` (row-major, k contiguous), B rows at `b` (k
+/// contiguous).
+template <Element kElement, int kAtoms, int kPieces, int kSteps>
+__device__ __forceinline__ void multiply_rows(float (&c)[kAtoms][kPieces * 2][4], u32 a,
+                                              int a_bytes, u32 b, int b_bytes) {
+  const int lane = static_cast<int>(ptx::thread_index_again()) % 32;
+  a += lane % 16 * a_bytes + lane / 16 * 16;
+  b += (lane / 16 * 8 + lane % 8) * b_bytes + lane / 8 % 2 * 16;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    u32 ra[kAtoms][4];
+#pragma unroll
+    for (int m = 0; m < kAtoms; ++m) ptx::ldmatrix_x4(ra[m], a + m * 16 * a_bytes + step * 32);
+#pragma unroll
+    for (int n = 0; n < kPieces; ++n) {
+      u32 rb[4];
+      ptx::ldmatrix_x4(rb, b + n * 16 * b_bytes + step * 32);
+#pragma unroll
+      for (int m = 0; m < kAtoms; ++m) {
+        ptx::mma_m16n8k16<kElement>(c[m][2 * n], ra[m], {rb[0], rb[1]});
+        ptx::mma_m16n8k16<kElement>(c[m][2 * n + 1], ra[m], {rb[2], rb[3]});
+      }
+    }
+  }
+}
+
+/// c[m][n] += A B over kSteps * 16 of the inner dimension: B [inner][columns] row-major at `b`; A
+/// either [rows][inner] row-major, or [inner][rows] (kTransposedA).
+template <Element kElement, int kAtoms, int kPieces, int kSteps, bool kTransposedA>
+__device__ __forceinline__ void multiply_columns(float (&c)[kAtoms][kPieces * 2][4], u32 a,
+                                                 int a_bytes, u32 b, int b_bytes) {
+  const int lane = static_cast<int>(ptx::thread_index_again()) % 32;
+  if constexpr (kTransposedA) {
+    a += (lane / 16 * 8 + lane % 8) * a_bytes + lane / 8 % 2 * 16;
+  } else {
+    a += lane % 16 * a_bytes + lane / 16 * 16;
+  }
+  b += lane % 16 * b_bytes + lane / 16 * 16;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    u32 ra[kAtoms][4];
+#pragma unroll
+    for (int m = 0; m < kAtoms; ++m) {
+      if constexpr (kTransposedA) {
+        ptx::ldmatrix_x4<true>(ra[m], a + step * 16 * a_bytes + m * 32);
+      } else {
+        ptx::ldmatrix_x4(ra[m], a + m * 16 * a_bytes + step * 32);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kPieces; ++n) {
+      u32 rb[4];
+      ptx::ldmatrix_x4<true>(rb, b + step * 16 * b_bytes + n * 32);
+#pragma unroll
+      for (int m = 0; m < kAtoms; ++m) {
+        ptx::mma_m16n8k16<kElement>(c[m][2 * n], ra[m], {rb[0], rb[1]});
+        ptx::mma_m16n8k16<kElement>(c[m][2 * n + 1], ra[m], {rb[2], rb[3]});
+      }
+    }
+  }
+}
+
+/// Query tiles of one segment that a key tile meets: tiles [begin, end), of which rows in `full`
+/// see every key of the tile.
+struct QueryWalk {
+  geometry::IntervalRule rule;
+  i32 position;
+  i32 len;
+  i32 tile_begin;
+  i32 tile_end;
+  geometry::Interval full;
+};
+
+template <BackwardConfig C>
+__device__ __forceinline__ QueryWalk query_walk(const geometry::SampleMask& mask,
+                                                geometry::Half query_half, geometry::Half key_half,
+                                                geometry::Interval keys) {
+  QueryWalk walk;
+  walk.rule = geometry::rule_between(mask, query_half, key_half);
+  walk.position = geometry::query_position(mask, query_half);
+  walk.len = geometry::query_len(mask, query_half);
+  const geometry::Interval tiles = geometry::covering_tiles(
+      geometry::query_hull(walk.rule, walk.position, walk.len, keys), C.tile_q);
+  walk.tile_begin = tiles.begin;
+  walk.tile_end = tiles.end;
+  // A tile that reaches past the last key is masked there.
+  walk.full = {0, 0};
+  if (walk.rule.table == nullptr && keys.size() == C.tile_kv) {
+    const i32 first = keys.begin + walk.rule.key_position;
+    const i32 last = keys.end - 1 + walk.rule.key_position;
+    walk.full.begin =
+        geometry::first_position_above(walk.rule, walk.rule.end, last) - walk.position;
+    walk.full.end =
+        geometry::first_position_above(walk.rule, walk.rule.begin, first) - walk.position;
+  }
+  return walk;
+}
+
+template <BackwardConfig C>
+__device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p) {
+  using geometry::Half;
+  using geometry::Interval;
+  constexpr BackwardPlan kPlan = backward_plan(C);
+  constexpr int kDimBytes = padded_row_bytes(C.head_dim);
+  constexpr int kDimVBytes = padded_row_bytes(C.head_dim_v);
+  constexpr int kScoreBytes = padded_row_bytes(C.tile_kv);
+  constexpr int kWarpsKv = C.warps / C.warps_q;  // of S along the keys
+  constexpr int kScoreAtoms = C.score_rows() / 16;
+  constexpr int kScorePieces = C.score_keys() / 16;
+  constexpr int kKeyAtoms = C.tile_kv / C.warps_key / 16;  // of dK and dV, a warp's keys
+  constexpr int kDimPieces = C.head_dim / (C.warps / C.warps_key) / 16;
+  constexpr int kDimVPieces = C.head_dim_v / (C.warps / C.warps_key) / 16;
+  constexpr int kDqAtoms = C.tile_q / C.warps_dq / 16;
+  constexpr int kDqPieces = C.head_dim / (C.warps / C.warps_dq) / 16;
+  const u32 shared = ptx::shared_base();
+  const int thread = static_cast<int>(ptx::thread_index());
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+
+  // ---- which tile of keys: the first ones are seen by the most rows
+  TileItem item = tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index<0>()));
+  const i32 tile = p.grid.tiles - 1 - item.tile;
+  const i32 views = p.layout.mask.num_views;
+  // Clean keys, segment 0 here, have the longest walks.
+  const Half key_half = item.segment == 0 ? Half::kClean : Half::kNoisy;
+  const i32 key_view = item.segment - 1;
+  const int kh = static_cast<int>(key_half);
+  if (item.sample == p.layout.batch) {
+    const geometry::RowRun tail =
+        geometry::packed_key_tail(p.layout, key_half == Half::kClean ? views : key_view);
+    const i64 step = static_cast<i64>(p.grid.tiles) * C.tile_kv;
+    for (i64 row = static_cast<i64>(tile) * C.tile_kv; row < tail.count; row += step) {
+      const i64 count = geometry::min_of<i64>(C.tile_kv, tail.count - row);
+      write_zero_rows<C.threads()>(p.dk[kh], 0, item.head_kv, tail.first + row, count, p.head_dim);
+      write_zero_rows<C.threads()>(p.dv[kh], 0, item.head_kv, tail.first + row, count,
+                                   p.head_dim_v);
+    }
+    return;
+  }
+  const geometry::Sample sample = geometry::sample_at(p.layout, item.sample);
+  const geometry::SegmentRows segment = key_half == Half::kNoisy ? sample.noisy : sample.clean_kv;
+  const i64 first_key_row =
+      segment.first + (key_half == Half::kNoisy ? key_view * sample.view_stride : 0);
+  const i32 key_len = geometry::key_len(sample.mask, key_half);
+  const Interval keys = geometry::tile_interval(tile, C.tile_kv, key_len);
+  const Interval padding{geometry::max_of(tile * C.tile_kv, key_len),
+                         geometry::min_of((tile + 1) * C.tile_kv, segment.count)};
+  if (!padding.empty()) {
+    write_zero_rows<C.threads()>(p.dk[kh], sample.batch_index, item.head_kv,
+                                 first_key_row + padding.begin, padding.size(), p.head_dim);
+    write_zero_rows<C.threads()>(p.dv[kh], sample.batch_index, item.head_kv,
+                                 first_key_row + padding.begin, padding.size(), p.head_dim_v);
+  }
+  if (keys.empty()) return;
+
+  const auto head_rows = [&](const HalfRows& rows, i64 row, i32 head) {
+    return rows.data + sample.batch_index * rows.batch_stride + row * rows.row_stride +
+           head * rows.head_stride;
+  };
+  request_tile<C.tile_kv, C.head_dim, C.threads()>(
+      shared + kPlan.k, head_rows(p.k[kh], first_key_row, item.head_kv), p.k[kh].row_stride,
+      keys.begin, keys.end, p.head_dim);
+  request_tile<C.tile_kv, C.head_dim_v, C.threads()>(
+      shared + kPlan.v, head_rows(p.v[kh], first_key_row, item.head_kv), p.v[kh].row_stride,
+      keys.begin, keys.end, p.head_dim_v);
+  ptx::cp_async_commit_group();
+
+  // ---- the walk: query heads, in each the views (of noisy keys: their own), then clean queries
+  const QueryWalk noisy = query_walk<C>(sample.mask, Half::kNoisy, key_half, keys);
+  QueryWalk clean{};
+  if (key_half == Half::kClean) {
+    clean = query_walk<C>(sample.mask, Half::kClean, Half::kClean, keys);
+  }
+  const i32 first_segment = key_half == Half::kNoisy ? key_view : 0;
+  const i32 last_segment = key_half == Half::kNoisy ? key_view : views;  // views: clean queries
+  i32 query_head = 0;
+  i32 query_segment = first_segment;
+  i32 query_tile = (query_segment < views ? noisy : clean).tile_begin;
+  // Goes on to a tile of the walk, at or after the current one; false at the end.
+  const auto find = [&]() {
+    while (query_tile >= (query_segment < views ? noisy : clean).tile_end) {
+      if (++query_segment > last_segment) {
+        query_segment = first_segment;
+        if (++query_head == p.group()) return false;
+      }
+      query_tile = (query_segment < views ? noisy : clean).tile_begin;
+    }
+    return true;
+  };
+  const auto request_queries = [&]() {
+    const Half half = query_segment < views ? Half::kNoisy : Half::kClean;
+    const int h = static_cast<int>(half);
+    const i64 first_row = half == Half::kNoisy
+                              ? sample.noisy.first + query_segment * sample.view_stride
+                              : sample.clean_q.first;
+    const i32 head = item.head_kv * p.group() + query_head;
+    const i32 len = (half == Half::kNoisy ? noisy : clean).len;
+    request_tile<C.tile_q, C.head_dim, C.threads()>(
+        shared + kPlan.q, head_rows(p.q[h], first_row, head), p.q[h].row_stride,
+        query_tile * C.tile_q, len, p.head_dim);
+    request_tile<C.tile_q, C.head_dim_v, C.threads()>(
+        shared + kPlan.dout, head_rows(p.dout[h], first_row, head), p.dout[h].row_stride,
+        query_tile * C.tile_q, len, p.head_dim_v);
+  };
+  bool more = find();
+  if (more) request_queries();
+  ptx::cp_async_commit_group();
+
+  float dk[kKeyAtoms][kDimPieces * 2][4] = {};
+  float dv[kKeyAtoms][kDimVPieces * 2][4] = {};
+  const int score_row = warp / kWarpsKv * C.score_rows();  // this warp's part of S
+  const int score_key = warp % kWarpsKv * C.score_keys();
+  const int grad_key = warp % C.warps_key * (kKeyAtoms * 16);  // its part of dK and dV
+  const int grad_dim = warp / C.warps_key * (kDimPieces * 16);
+  const int grad_dim_v = warp / C.warps_key * (kDimVPieces * 16);
+  const int dq_row = warp % C.warps_dq * (kDqAtoms * 16);  // and of dQ
+  const int dq_dim = warp / C.warps_dq * (kDqPieces * 16);
+
+  while (more) {
+    // ---- the tile at hand
+    const Half half = query_segment < views ? Half::kNoisy : Half::kClean;
+    const int h = static_cast<int>(half);
+    const QueryWalk& walk = half == Half::kNoisy ? noisy : clean;
+    const i64 first_row = half == Half::kNoisy
+                              ? sample.noisy.first + query_segment * sample.view_stride
+                              : sample.clean_q.first;
+    const i32 head = item.head_kv * p.group() + query_head;
+    const Interval rows = geometry::tile_interval(query_tile, C.tile_q, walk.len);
+    const bool full = rows.size() == C.tile_q && walk.full.contains(rows);
+    if (!full && thread < C.tile_q) {
+      Interval seen{0, 0};
+      if (rows.begin + thread < rows.end) {
+        seen = geometry::row_interval(walk.rule, walk.position + rows.begin + thread);
+      }
+      ptx::st_shared_v2(shared + kPlan.row_bounds + thread * 8, seen.begin - keys.begin,
+                        seen.end - keys.begin);
+    }
+    // Per-row values of this lane's rows of S, on their way while the products run.
+    float lse[kScoreAtoms][2];
+    float delta[kScoreAtoms][2];
+#pragma unroll
+    for (int m = 0; m < kScoreAtoms; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const i32 row = rows.begin + score_row + m * 16 + r * 8 + lane / 4;
+        const bool inside = row < rows.end;
+        const i64 at = first_row + (inside ? row : rows.begin);
+        lse[m][r] = inside ? *p.lse_log2[h].at(sample.batch_index, head, at) : 0.0f;
+        delta[m][r] = inside ? *p.delta[h].at(sample.batch_index, head, at) : 0.0f;
+      }
+    }
+    ptx::cp_async_wait_group<0>();
+    ptx::bar_sync(0, C.threads());  // A
+
+    bool sees = true;
+    if (!full) {
+      bool meets = false;
+      for (int row = lane; row < C.score_rows(); row += 32) {
+        Interval seen;
+        ptx::ld_shared_v2(shared + kPlan.row_bounds + (score_row + row) * 8, seen.begin, seen.end);
+        meets = meets || seen.meets({score_key, score_key + C.score_keys()});
+      }
+      sees = ptx::ballot(meets) != 0;
+      if (lane == 0) ptx::st_shared_u32(shared + kPlan.visible + warp * 4, sees ? 1 : 0);
+    }
+    if (sees) {
+      float s[kScoreAtoms][kScorePieces * 2][4] = {};
+      float dp[kScoreAtoms][kScorePieces * 2][4] = {};
+      multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim / 16>(
+          s, shared + kPlan.q + score_row * kDimBytes, kDimBytes,
+          shared + kPlan.k + score_key * kDimBytes, kDimBytes);
+      multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim_v / 16>(
+          dp, shared + kPlan.dout + score_row * kDimVBytes, kDimVBytes,
+          shared + kPlan.v + score_key * kDimVBytes, kDimVBytes);
+#pragma unroll
+      for (int m = 0; m < kScoreAtoms; ++m) {
+        if constexpr (C.softcap) cap_scores(s[m], p.softcap_scale);
+        Interval seen[2] = {{0, C.tile_kv}, {0, C.tile_kv}};
+        if (!full) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            ptx::ld_shared_v2(
+                shared + kPlan.row_bounds + (score_row + m * 16 + r * 8 + lane / 4) * 8,
+                seen[r].begin, seen[r].end);
+          }
+        }
+        float p_row[kScorePieces * 2][4];
+#pragma unroll
+        for (int i = 0; i < kScorePieces * 2; ++i) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const float slope = C.softcap ? 1.0f - s[m][i][j] * s[m][i][j] : 1.0f;
+            float x = ptx::ex2_approx(s[m][i][j] * p.scale_log2 - lse[m][j / 2]);
+            if (!full) {
+              const int key = score_key + i * 8 + lane % 4 * 2 + j % 2;
+              if (!seen[j / 2].contains(key)) x = 0.0f;
+            }
+            p_row[i][j] = x;
+            s[m][i][j] = x * slope;  // what dP - delta is multiplied with
+          }
+        }
+        if constexpr (C.dropout) {
+          DropoutTile dropout = dropout_tile(p.dropout, item.sample * p.heads_q + head,
+                                             query_segment, rows.begin + score_row);
+          dropout.clean_keys = key_half == Half::kClean ? 1 : 0;
+          for_each_dropped<kScorePieces * 2>(dropout, m * 16, keys.begin + score_key,
+                                             [&](int i, int j) {
+                                               p_row[i][j] = 0.0f;
+                                               dp[m][i][j] = 0.0f;
+                                             });
+        }
+        const float keep = C.dropout ? p.dropout.keep_scale : 1.0f;
+        const u32 to = (score_row + m * 16 + lane / 4) * kScoreBytes + score_key * 2 + lane % 4 * 4;
+#pragma unroll
+        for (int i = 0; i < kScorePieces * 2; ++i) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            float ds[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              const float grad = dp[m][i][2 * r + j] * keep - delta[m][r];
+              // A pair outside the mask may have an infinite or NaN dP, and must not pass it on.
+              ds[j] = !full && s[m][i][2 * r + j] == 0.0f ? 0.0f : s[m][i][2 * r + j] * grad;
+            }
+            const u32 at = to + r * 8 * kScoreBytes + i * 16;
+            ptx::st_shared_u32(
+                shared + kPlan.p + at,
+                ptx::cvt_x2_f32<C.element>(p_row[i][2 * r] * keep, p_row[i][2 * r + 1] * keep));
+            ptx::st_shared_u32(shared + kPlan.ds + at, ptx::cvt_x2_f32<C.element>(ds[0], ds[1]));
+          }
+        }
+      }
+    }
+    ptx::bar_sync(0, C.threads());  // B
+
+    // One bit for each warp's part of S.
+    u32 visible = ~0u;
+    if (!full) {
+      visible = ptx::ballot(lane < C.warps &&
+                            ptx::ld_shared_u32(shared + kPlan.visible + lane % C.warps * 4) != 0);
+    }
+    const auto piece_visible = [&](int row, int key) {
+      return (visible >> (row / C.score_rows() * kWarpsKv + key / C.score_keys()) & 1) != 0;
+    };
+    constexpr int kStepRows = C.score_rows();  // query rows of a piece
+#pragma unroll
+    for (int row = 0; row < C.tile_q; row += kStepRows) {
+      if (!piece_visible(row, grad_key)) continue;
+      multiply_columns<C.element, kKeyAtoms, kDimVPieces, kStepRows / 16, true>(
+          dv, shared + kPlan.p + row * kScoreBytes + grad_key * 2, kScoreBytes,
+          shared + kPlan.dout + row * kDimVBytes + grad_dim_v * 2, kDimVBytes);
+      multiply_columns<C.element, kKeyAtoms, kDimPieces, kStepRows / 16, true>(
+          dk, shared + kPlan.ds + row * kScoreBytes + grad_key * 2, kScoreBytes,
+          shared + kPlan.q + row * kDimBytes + grad_dim * 2, kDimBytes);
+    }
+    ptx::bar_sync(0, C.threads());  // C
+    ++query_tile;
+    more = find();
+    if (more) request_queries();
+    ptx::cp_async_commit_group();
+
+    float dq[kDqAtoms][kDqPieces * 2][4] = {};
+    constexpr int kStepKeys = C.score_keys();
+    bool any = false;
+#pragma unroll
+    for (int key = 0; key < C.tile_kv; key += kStepKeys) {
+      if (!piece_visible(dq_row, key)) continue;
+      any = true;
+      multiply_columns<C.element, kDqAtoms, kDqPieces, kStepKeys / 16, false>(
+          dq, shared + kPlan.ds + dq_row * kScoreBytes + key * 2, kScoreBytes,
+          shared + kPlan.k + key * kDimBytes + dq_dim * 2, kDimBytes);
+    }
+    if (any) {
+#pragma unroll
+      for (int m = 0; m < kDqAtoms; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const i32 row = rows.begin + dq_row + m * 16 + r * 8 + lane / 4;
+          if (row >= rows.end) continue;
+          float* to = p.dq_sum[h].data + sample.batch_index * p.dq_sum[h].batch_stride +
+                      (first_row + row) * p.dq_sum[h].row_stride + head * p.dq_sum[h].head_stride +
+                      dq_dim + lane % 4 * 2;
+#pragma unroll
+          for (int i = 0; i < kDqPieces * 2; ++i) {
+            ptx::red_add_x2_f32(to + i * 8, dq[m][i][2 * r], dq[m][i][2 * r + 1]);
+          }
+        }
+      }
+    }
+  }
+  ptx::cp_async_wait_group<0>();
+  ptx::bar_sync(0, C.threads());  // K and V are not needed any more: their place takes dK and dV
+
+  const auto store = [&](auto& sums, int pieces, u32 to, int row_bytes, int dim, float scale) {
+#pragma unroll
+    for (int m = 0; m < kKeyAtoms; ++m) {
+#pragma unroll
+      for (int i = 0; i < static_cast<int>(sizeof(sums[0]) / sizeof(sums[0][0])); ++i) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          ptx::st_shared_u32(
+              to + (grad_key + m * 16 + r * 8 + lane / 4) * row_bytes + dim * 2 + i * 16 +
+                  lane % 4 * 4,
+              ptx::cvt_x2_f32<C.element>(sums[m][i][2 * r] * scale, sums[m][i][2 * r + 1] * scale));
+        }
+      }
+    }
+    static_cast<void>(pieces);
+  };
+  store(dk, kDimPieces, shared + kPlan.k, kDimBytes, grad_dim, p.softmax_scale);
+  store(dv, kDimVPieces, shared + kPlan.v, kDimVBytes, grad_dim_v, 1.0f);
+  ptx::bar_sync(0, C.threads());
+  write_tile<C.tile_kv, C.head_dim, C.threads()>(
+      head_rows(p.dk[kh], first_key_row + keys.begin, item.head_kv), p.dk[kh].row_stride,
+      shared + kPlan.k, keys.size(), p.head_dim);
+  write_tile<C.tile_kv, C.head_dim_v, C.threads()>(
+      head_rows(p.dv[kh], first_key_row + keys.begin, item.head_kv), p.dv[kh].row_stride,
+      shared + kPlan.v, keys.size(), p.head_dim_v);
+}
+
+}  // namespace stepwell::cuda
