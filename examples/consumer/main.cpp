@@ -16,7 +16,10 @@ int main() {
   std::vector<float> q(kRows * kHeads * kHeadDim, 0.0f);
   std::vector<float> k(q.size(), 0.0f);
   std::vector<float> v(q.size());
-  for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(i / (kHeads * kHeadDim));
+  for (std::size_t i = 0; i < v.size(); ++i) {
+    const std::size_t row = i / (kHeads * kHeadDim);
+    v[i] = static_cast<float>(row);
+  }
   std::vector<float> out(q.size());
   std::vector<float> lse(kHeads * kRows);
 

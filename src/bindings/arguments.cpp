@@ -105,11 +105,11 @@ void refuse_code(std::int64_t value, std::int64_t absent, const char* name, cons
                  mask);
 }
 
-constexpr std::int64_t kDiffusionCode = 0;
-constexpr SequenceMask::Kind kLastKind = SequenceMask::Kind::kBlockCausal;
+/// Codes of `mask`; those after the first are the kinds of SequenceMask in their order.
+enum class MaskCode { kDiffusion, kFull, kCausal, kWindow, kBlockCausal };
 
 Mask read_mask(ArgumentReader& reader) {
-  const std::int64_t kind = reader.integer("mask");
+  const MaskCode code = to_enum(reader.integer("mask"), "mask", MaskCode::kBlockCausal);
   const std::int64_t block_size = reader.integer("block_size");
   const std::int64_t order = reader.integer("order");
   const std::int64_t clean = reader.integer("clean");
@@ -118,7 +118,7 @@ Mask read_mask(ArgumentReader& reader) {
   const std::int64_t num_views = reader.integer("num_views");
   const std::int64_t window_left = reader.integer("window_left");
   const std::int64_t window_right = reader.integer("window_right");
-  if (kind == kDiffusionCode) {
+  if (code == MaskCode::kDiffusion) {
     refuse_code(window_left, -1, "window_left", "diffusion");
     refuse_code(window_right, -1, "window_right", "diffusion");
     return DiffusionMask{.block_size = block_size,
@@ -133,11 +133,11 @@ Mask read_mask(ArgumentReader& reader) {
   refuse_code(noisy, 0, "noisy", "one-sequence");
   refuse_code(clean_window, 0, "clean_window", "one-sequence");
   refuse_code(num_views, 1, "num_views", "one-sequence");
-  SequenceMask mask{.kind = to_enum(kind - 1, "mask", kLastKind),
+  SequenceMask mask{.kind = static_cast<SequenceMask::Kind>(static_cast<int>(code) - 1),
                     .block_size = block_size,
                     .window_left = to_window(window_left),
                     .window_right = to_window(window_right)};
-  const bool has_blocks = mask.kind == SequenceMask::Kind::kBlockCausal;
+  const bool has_blocks = code == MaskCode::kBlockCausal;
   if (!has_blocks && block_size == 0) mask.block_size = SequenceMask{}.block_size;
   return mask;
 }

@@ -49,6 +49,8 @@ std::size_t byte_count(const DLTensor& tensor) {
 
 }  // namespace
 
+// The convention's names.
+// NOLINTBEGIN(bugprone-reserved-identifier, readability-identifier-naming)
 extern "C" {
 
 // (arguments, out, lse, out_clean, lse_clean)
@@ -116,4 +118,6 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_version(void*, const TVMFFIAny* arguments, int3
 }
 
 }  // extern "C"
+// NOLINTEND(bugprone-reserved-identifier, readability-identifier-naming)
+
 }  // namespace stepwell::bindings

@@ -1,0 +1,109 @@
+"""What C++ cannot check: Python types, and strings that stand for enumerations."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+LAYOUT = {"batched": 0, "interleaved": 1, "halves": 2, "split": 3, "sequence": 4}
+MASK_KIND = {"diffusion": 0, "full": 1, "causal": 2, "window": 3, "block_causal": 4}
+ORDER = {"noisy_clean": 0, "clean_noisy": 1}
+CLEAN = {"block": 0, "causal": 1}
+NOISY = {"bidirectional": 0, "causal": 1}
+JOINT_LAYOUT = {name: LAYOUT[name] for name in ("batched", "interleaved", "halves")}
+DIFFUSION_LAYOUT = {**JOINT_LAYOUT, "split": LAYOUT["split"]}
+PACKED_LAYOUT = {name: LAYOUT[name] for name in ("interleaved", "halves")}
+
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+def check_choice(name: str, value: Any, accepted: dict[str, int]) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is of type {type(value).__name__}; accepted: {_quoted(accepted)}")
+    if value not in accepted:
+        raise ValueError(f'{name} is "{value}"; accepted: {_quoted(accepted)}')
+    return value
+
+
+def check_integer(name: str, value: Any) -> Any:
+    """`value` as an int (or symbolic int) of 64 bits; its range is checked in C++."""
+    if type(value) is not int:
+        if _is_symbolic(value):
+            return value
+        if isinstance(value, bool) or _is_array(value) or not hasattr(value, "__index__"):
+            raise TypeError(f"{name} must be an integer, got {_text(value)}")
+        value = operator.index(value)  # NumPy's scalars
+    if not INT64_MIN <= value <= INT64_MAX:
+        raise ValueError(f"{name} is {value}; accepted: integers of 64 bits")
+    return value
+
+
+def check_number(name: str, value: Any) -> float:
+    """`value` as a float; its range is checked in C++."""
+    if type(value) is float or _is_symbolic(value):
+        # A default of 0 that a compiler took for an input is a constant again.
+        return 0.0 if value == 0.0 else value
+    if isinstance(value, (bool, str)) or _is_array(value) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number, got {_text(value)}")
+    return float(value)
+
+
+def scale_number(softmax_scale: Any) -> float | None:
+    return None if softmax_scale is None else check_number("softmax_scale", softmax_scale)
+
+
+def clean_window_number(clean_window: Any) -> int:
+    """The binding's number: 0 stands for no window."""
+    if clean_window is None:
+        return 0
+    clean_window = check_integer("clean_window", clean_window)
+    if clean_window < 1:
+        raise ValueError(
+            f"clean_window is {clean_window}; accepted: 1 or more, or None for no window"
+        )
+    return clean_window
+
+
+def max_seqlen_number(max_seqlen: Any) -> int:
+    """The binding's number: -1 stands for not known."""
+    if max_seqlen is None:
+        return -1
+    max_seqlen = check_integer("max_seqlen", max_seqlen)
+    if max_seqlen < 0:
+        raise ValueError(f"max_seqlen is {max_seqlen}; accepted: 0 or more, or None if not known")
+    return max_seqlen
+
+
+def check_seed(seed: Any) -> int:
+    """A seed of 64 bits, signed or unsigned, as the signed number of the same bits."""
+    if type(seed) is int and INT64_MAX < seed < 2**64:
+        seed -= 2**64
+    return check_integer("dropout_seed", seed)
+
+
+def check_int32_list(name: str, values: Any) -> None:
+    """Whether a (nested) list or tuple holds integers of 32 bits."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            check_int32_list(name, value)
+        elif not INT32_MIN <= check_integer(name, value) <= INT32_MAX:
+            raise ValueError(f"{name} holds {value}; accepted: integers of 32 bits")
+
+
+def _is_symbolic(value: Any) -> bool:
+    return type(value).__name__ in ("SymInt", "SymFloat")
+
+
+def _is_array(value: Any) -> bool:
+    return getattr(value, "ndim", 0) != 0 or type(value).__module__.partition(".")[0] == "torch"
+
+
+def _quoted(names: dict[str, int]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _text(value: Any) -> str:
+    if _is_array(value):
+        return f"an array of type {type(value).__name__}"
+    return f"{value!r} of type {type(value).__name__}"

@@ -1,0 +1,99 @@
+"""The compiled library, and its functions' positional arguments.
+
+Every attention function of the library takes the same prefix of arguments (the fields of
+``AttentionArgs`` in ``include/stepwell/attention.hpp``); the three functions below build it for the
+three families of operators, from the arguments that the torch operators and their NumPy twins
+share.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tvm_ffi
+
+from ._arguments import CLEAN, LAYOUT, MASK_KIND, NOISY, ORDER
+
+_LIBRARY = "_stepwell.so"
+
+# Tensors at the head of each family's arguments; the rest are numbers and strings.
+JOINT_TENSORS = 7
+SPLIT_TENSORS = 16
+SEQUENCE_TENSORS = 10
+
+
+def _load() -> Any:
+    path = Path(__file__).with_name(_LIBRARY)
+    if not path.exists():
+        raise ImportError(
+            f"stepwell's compiled library {path} is missing; install the package with "
+            "`pip install .` in the repository, or build it with -DSTEPWELL_BUILD_PYTHON=ON"
+        )
+    return tvm_ffi.load_module(str(path))
+
+
+_module = _load()
+attention_forward = _module.attention_forward
+attention_backward = _module.attention_backward
+attention_mask = _module.attention_mask
+visible_pairs = _module.visible_pairs
+version: str = _module.version()
+
+
+def joint_prefix(
+    q, k, v, cu_seqlens, prefix_lens, seqused, dropout_state,
+    layout, block_size, order, clean, noisy, clean_window, num_views, max_seqlen,
+    softmax_scale, softcap, dropout_p, dropout_seed, deterministic, num_threads,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Noisy and clean rows in one tensor."""
+    return (
+        LAYOUT[layout], MASK_KIND["diffusion"], block_size,
+        ORDER[order], CLEAN[clean], NOISY[noisy], clean_window, num_views, -1, -1,
+        q, k, v, None, None, None,
+        cu_seqlens, None, None, None,
+        prefix_lens, seqused, None, None, None, None, None,
+        0, 0, max_seqlen,
+        softmax_scale, softcap, dropout_p, dropout_state, dropout_seed, 0,
+        deterministic, num_threads,
+    )  # fmt: skip
+
+
+def split_prefix(
+    q_noisy, k_noisy, v_noisy, k_clean, v_clean, q_clean,
+    cu_seqlens_noisy, cu_seqlens_clean, cu_seqlens_clean_q,
+    prefix_lens, seqused_noisy, seqused_clean, block_ranges,
+    noisy_offsets, clean_q_offsets, dropout_state,
+    block_size, clean, noisy, clean_window, num_views, noisy_offset, clean_q_offset, max_seqlen,
+    softmax_scale, softcap, dropout_p, dropout_seed, deterministic, num_threads,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Noisy and clean rows in tensors of their own."""
+    return (
+        LAYOUT["split"], MASK_KIND["diffusion"], block_size,
+        ORDER["noisy_clean"], CLEAN[clean], NOISY[noisy], clean_window, num_views, -1, -1,
+        q_noisy, k_noisy, v_noisy, q_clean, k_clean, v_clean,
+        cu_seqlens_noisy, cu_seqlens_clean, cu_seqlens_clean_q, None,
+        prefix_lens, seqused_noisy, seqused_clean, None,
+        block_ranges, noisy_offsets, clean_q_offsets,
+        noisy_offset, clean_q_offset, max_seqlen,
+        softmax_scale, softcap, dropout_p, dropout_state, dropout_seed, 0,
+        deterministic, num_threads,
+    )  # fmt: skip
+
+
+def sequence_prefix(
+    q, k, v, cu_seqlens, cu_seqlens_kv, prefix_lens, seqused, seqused_kv, q_offsets, dropout_state,
+    mask, block_size, window_left, window_right, q_offset, max_seqlen,
+    softmax_scale, softcap, dropout_p, dropout_seed, deterministic, num_threads,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Full, causal, window and block-causal masks of one sequence."""
+    return (
+        LAYOUT["sequence"], MASK_KIND[mask], block_size,
+        0, 0, 0, 0, 1, window_left, window_right,
+        q, k, v, None, None, None,
+        cu_seqlens, None, None, cu_seqlens_kv,
+        prefix_lens, seqused, None, seqused_kv, None, None, q_offsets,
+        0, q_offset, max_seqlen,
+        softmax_scale, softcap, dropout_p, dropout_state, dropout_seed, 0,
+        deterministic, num_threads,
+    )  # fmt: skip

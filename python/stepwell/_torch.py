@@ -1,0 +1,403 @@
+"""torch operators: definitions, fake implementations, autograd and autocast.
+
+Three families (joint, split, sequence), each a forward and a backward operator in the namespace
+``stepwell``. Autograd lies outside the operators, so compilers see two opaque functions; the
+backward operators cannot be differentiated again. ``torch.library.register_autograd`` would do the
+same, but it fills in defaults argument by argument in Python: 93 us a call against 19 us for the
+functions below (20 arguments, one core of an EPYC 9005).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import _C
+
+from . import _binding
+from ._arguments import (
+    INT32_MAX,
+    INT32_MIN,
+    check_int32_list,
+    check_integer,
+    check_number,
+    check_seed,
+)
+
+_TORCH_VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
+if _TORCH_VERSION < (2, 11):
+    raise ImportError(f"torch is {torch.__version__}; stepwell accepts 2.11 or later, or none")
+
+Array = torch.Tensor
+ARRAY_NAME = "torch.Tensor"
+
+_library = torch.library.Library("stepwell", "FRAGMENT")
+_AUTOCAST_KEYS = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU) | _C.DispatchKeySet(
+    _C.DispatchKey.AutocastCUDA
+)
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+
+
+def int_array(name: str, value: Any, q: torch.Tensor) -> torch.Tensor | None:
+    """A contiguous int32 tensor for a tensor, list or tuple of integers."""
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        if value.dtype == torch.int32:
+            return value.contiguous()
+        if value.dtype != torch.int64:
+            raise TypeError(f"{name} has dtype {value.dtype}; accepted: torch.int32, torch.int64")
+        # Where the values cannot be read they become a bound, which kernels treat as out of range.
+        narrow = value.clamp(INT32_MIN, INT32_MAX).to(torch.int32).contiguous()
+        if value.device.type == "cpu" and not torch.compiler.is_compiling():
+            wrong = value[value != narrow]
+            if wrong.numel():
+                raise ValueError(f"{name} holds {wrong[0].item()}; accepted: integers of 32 bits")
+        return narrow
+    if isinstance(value, (list, tuple)):
+        check_int32_list(name, value)
+        return torch.tensor(value, dtype=torch.int32, device=q.device)
+    raise TypeError(
+        f"{name} is of type {type(value).__name__}; accepted with tensors: torch.Tensor of int32 "
+        "or int64, or a list of integers"
+    )
+
+
+def offset(name: str, value: Any, q: torch.Tensor) -> tuple[int, torch.Tensor | None]:
+    """A number for all samples, or an array with one for each."""
+    if isinstance(value, (torch.Tensor, list, tuple)):
+        return 0, int_array(name, value, q)
+    return check_integer(name, value), None
+
+
+def dropout(p: Any, seed: Any, q: torch.Tensor) -> tuple[float, int, torch.Tensor | None]:
+    """Probability, seed, and the tensor (seed, offset) that replaces the seed."""
+    p = check_number("dropout_p", p)
+    if isinstance(seed, torch.Tensor):
+        return p, 0, seed
+    if seed is not None:
+        return p, check_seed(seed), None
+    if p == 0.0:
+        return p, 0, None
+    return p, 0, torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+
+
+def _last_dim_contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    # Autograd's gradients may be expanded or transposed.
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _outputs(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = q.shape
+    if len(shape) == 4:
+        lse_shape = (shape[0], shape[2], shape[1])
+    elif len(shape) == 3:
+        lse_shape = (shape[1], shape[0])
+    else:
+        raise TypeError(
+            f"q has shape {list(shape)}; accepted: rank 4 (batch, rows, heads, head_dim), or rank "
+            "3 (rows, heads, head_dim) where samples are packed"
+        )
+    out = torch.empty((*shape[:-1], *v.shape[-1:]), dtype=q.dtype, device=q.device)
+    return out, torch.empty(lse_shape, dtype=torch.float32, device=q.device)
+
+
+def _no_outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return q.new_empty((0,)), q.new_empty((0,), dtype=torch.float32)
+
+
+# ------------------------------------------------------------------------------------- joint
+
+
+def _joint_forward(*args):
+    q, v = args[0], args[2]
+    out, lse = _outputs(q, v)
+    prefix = _binding.joint_prefix(*args, torch.get_num_threads())
+    _binding.attention_forward(*prefix, out, lse, None, None)
+    return out, lse
+
+
+def _joint_backward(dout, dlse, out, lse, *args):
+    q, k, v = args[:3]
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    prefix = _binding.joint_prefix(*args, torch.get_num_threads())
+    _binding.attention_backward(
+        *prefix, out, lse, _last_dim_contiguous(dout), dlse, None, None, None, None,
+        dq, dk, dv, None, None, None,
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+def _plain_fake(*args):
+    return _outputs(args[0], args[2])
+
+
+def _plain_backward_fake(dout, dlse, out, lse, *args):
+    q, k, v = args[:3]
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+# ---------------------------------------------------------------------------------- sequence
+
+
+def _sequence_forward(*args):
+    q, v = args[0], args[2]
+    out, lse = _outputs(q, v)
+    prefix = _binding.sequence_prefix(*args, torch.get_num_threads())
+    _binding.attention_forward(*prefix, out, lse, None, None)
+    return out, lse
+
+
+def _sequence_backward(dout, dlse, out, lse, *args):
+    q, k, v = args[:3]
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    prefix = _binding.sequence_prefix(*args, torch.get_num_threads())
+    _binding.attention_backward(
+        *prefix, out, lse, _last_dim_contiguous(dout), dlse, None, None, None, None,
+        dq, dk, dv, None, None, None,
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+# ------------------------------------------------------------------------------------- split
+
+
+def _split_forward(*args):
+    q_noisy, v_noisy, v_clean, q_clean = args[0], args[2], args[4], args[5]
+    out, lse = _outputs(q_noisy, v_noisy)
+    prefix = _binding.split_prefix(*args, torch.get_num_threads())
+    if q_clean is None:
+        _binding.attention_forward(*prefix, out, lse, None, None)
+        return out, lse, *_no_outputs(q_noisy)
+    out_clean, lse_clean = _outputs(q_clean, v_clean)
+    _binding.attention_forward(*prefix, out, lse, out_clean, lse_clean)
+    return out, lse, out_clean, lse_clean
+
+
+def _split_gradients(q_noisy, k_noisy, v_noisy, k_clean, v_clean, q_clean):
+    return (
+        *(torch.empty_like(x) for x in (q_noisy, k_noisy, v_noisy, k_clean, v_clean)),
+        q_noisy.new_empty((0,)) if q_clean is None else torch.empty_like(q_clean),
+    )
+
+
+def _split_backward(
+    dout, dlse, out, lse, dout_clean, dlse_clean, out_clean, lse_clean, *args
+):  # fmt: skip
+    gradients = _split_gradients(*args[:6])
+    dq, dk, dv, dk_clean, dv_clean, dq_clean = gradients
+    prefix = _binding.split_prefix(*args, torch.get_num_threads())
+    dout = _last_dim_contiguous(dout)
+    if args[5] is None:
+        clean, dq_clean = (None, None, None, None), None
+    else:
+        clean = (out_clean, lse_clean, _last_dim_contiguous(dout_clean), dlse_clean)
+    _binding.attention_backward(
+        *prefix, out, lse, dout, dlse, *clean, dq, dk, dv, dq_clean, dk_clean, dv_clean
+    )
+    return gradients
+
+
+def _split_fake(*args):
+    q_noisy, v_noisy, v_clean, q_clean = args[0], args[2], args[4], args[5]
+    clean = _no_outputs(q_noisy) if q_clean is None else _outputs(q_clean, v_clean)
+    return *_outputs(q_noisy, v_noisy), *clean
+
+
+def _split_backward_fake(
+    dout, dlse, out, lse, dout_clean, dlse_clean, out_clean, lse_clean, *args
+):  # fmt: skip
+    return _split_gradients(*args[:6])
+
+
+# ------------------------------------------------------------------------------ registration
+
+
+def _on_one_device(fake: Callable, op: Any, first: int) -> Callable:
+    """A fake implementation that refuses what C++ would: tensors on different devices."""
+    names = [argument.name for argument in op._schema.arguments]
+
+    def kernel(*args):
+        device = args[first].device
+        for name, value in zip(names, args, strict=True):
+            if isinstance(value, torch.Tensor) and value.device != device:
+                raise TypeError(f"{name} is on {value.device}; {names[first]} is on {device}")
+        return fake(*args)
+
+    return kernel
+
+
+def _define(
+    name: str,
+    arguments: str,
+    forward: Callable,
+    forward_fake: Callable,
+    forward_returns: str,
+    backward: Callable,
+    backward_fake: Callable,
+    backward_arguments: str,
+    backward_returns: str,
+    num_tensors: int,
+    gradient_inputs: tuple[int, ...],
+    cast_inputs: tuple[int, ...],
+) -> tuple[Callable, Callable]:
+    """Defines a family's two operators; `num_tensors` of the arguments are tensors, the first."""
+    _library.define(f"{name}({arguments}) -> ({forward_returns})", tags=_TAGS)
+    _library.define(
+        f"{name}_backward({backward_arguments}, {arguments}) -> ({backward_returns})", tags=_TAGS
+    )
+    forward_op = getattr(torch.ops.stepwell, name).default
+    backward_op = getattr(torch.ops.stepwell, f"{name}_backward").default
+    num_arguments = len(forward_op._schema.arguments)
+    num_pairs = len(forward_op._schema.returns) // 2
+    for op, kernel, fake, first in (
+        (forward_op, forward, forward_fake, 0),
+        (backward_op, backward, backward_fake, 4 * num_pairs),
+    ):
+        for key in ("CPU", "CUDA"):
+            _library.impl(op._opname, kernel, key)
+        fake = _on_one_device(fake, op, first)
+        torch.library.register_fake(op._schema.name, fake, lib=_library)
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *args):
+            with _C._AutoDispatchBelowAutograd():
+                outputs = forward_op(*args)
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(*args[:num_tensors], *outputs)
+            ctx.settings = args[num_tensors:]
+            absent = [x for x in outputs if x.dim() == 1]
+            if absent:
+                ctx.mark_non_differentiable(*absent)
+            return outputs
+
+        @staticmethod
+        def backward(ctx, *douts):
+            saved = ctx.saved_tensors
+            outputs = saved[num_tensors:]
+            inputs = []
+            for pair in range(num_pairs):
+                out, lse = outputs[2 * pair], outputs[2 * pair + 1]
+                dout, dlse = douts[2 * pair], douts[2 * pair + 1]
+                inputs += (torch.zeros_like(out) if dout is None else dout, dlse, out, lse)
+            inputs += (*saved[:num_tensors], *ctx.settings)
+            if _C.is_grad_enabled():  # create_graph=True
+                gradients = backward_op(*inputs)
+            else:
+                with _C._AutoDispatchBelowAutograd():
+                    gradients = backward_op(*inputs)
+            results = [None] * num_arguments
+            for i, gradient in zip(gradient_inputs, gradients, strict=True):
+                if ctx.needs_input_grad[i]:
+                    results[i] = gradient
+            return tuple(results)
+
+    class AttentionBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *args):
+            with _C._AutoDispatchBelowAutograd():
+                return backward_op(*args)
+
+        @staticmethod
+        def backward(ctx, *grads):
+            raise NotImplementedError(
+                f"stepwell::{name} cannot be differentiated twice; accepted: first derivatives "
+                "(no create_graph=True)"
+            )
+
+    def with_autograd(function: type[torch.autograd.Function], op: Callable) -> Callable:
+        def kernel(*args):
+            if _C.is_grad_enabled() and _C._any_requires_grad(*args):
+                if _C._are_functorch_transforms_active():
+                    raise NotImplementedError(
+                        f"stepwell::{name} has no derivatives under the transforms of torch.func; "
+                        "accepted: torch.autograd"
+                    )
+                return function.apply(*args)
+            with _C._AutoDispatchBelowAutograd():
+                return op(*args)
+
+        return kernel
+
+    def with_autocast(device_type: str) -> Callable:
+        def kernel(*args):
+            dtype = torch.get_autocast_dtype(device_type)
+            args = list(args)
+            for i in cast_inputs:
+                tensor = args[i]
+                if tensor is not None and tensor.is_floating_point():
+                    args[i] = tensor.to(dtype)
+            with _C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
+                return forward_op(*args)
+
+        return kernel
+
+    _library.impl(name, with_autograd(Attention, forward_op), "Autograd")
+    _library.impl(f"{name}_backward", with_autograd(AttentionBackward, backward_op), "Autograd")
+    _library.impl(name, with_autocast("cpu"), "AutocastCPU")
+    _library.impl(name, with_autocast("cuda"), "AutocastCUDA")
+    return forward_op, backward_op
+
+
+_NUMERICS = (
+    "float? softmax_scale, float softcap, float dropout_p, SymInt dropout_seed, bool deterministic"
+)
+_DOUT = "Tensor dout, Tensor? dlse, Tensor out, Tensor lse"
+
+diffusion_attention, diffusion_attention_backward = _define(
+    "diffusion_attention",
+    "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, Tensor? prefix_lens, Tensor? seqused, "
+    "Tensor? dropout_state, str layout, SymInt block_size, str order, str clean, str noisy, "
+    f"SymInt clean_window, SymInt num_views, SymInt max_seqlen, {_NUMERICS}",
+    _joint_forward,
+    _plain_fake,
+    "Tensor, Tensor",
+    _joint_backward,
+    _plain_backward_fake,
+    _DOUT,
+    "Tensor, Tensor, Tensor",
+    _binding.JOINT_TENSORS,
+    (0, 1, 2),
+    (0, 1, 2),
+)
+
+sequence_attention, sequence_attention_backward = _define(
+    "sequence_attention",
+    "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, Tensor? cu_seqlens_kv, "
+    "Tensor? prefix_lens, Tensor? seqused, Tensor? seqused_kv, Tensor? q_offsets, "
+    "Tensor? dropout_state, str mask, SymInt block_size, SymInt window_left, "
+    f"SymInt window_right, SymInt q_offset, SymInt max_seqlen, {_NUMERICS}",
+    _sequence_forward,
+    _plain_fake,
+    "Tensor, Tensor",
+    _sequence_backward,
+    _plain_backward_fake,
+    _DOUT,
+    "Tensor, Tensor, Tensor",
+    _binding.SEQUENCE_TENSORS,
+    (0, 1, 2),
+    (0, 1, 2),
+)
+
+split_attention, split_attention_backward = _define(
+    "split_attention",
+    "Tensor q_noisy, Tensor k_noisy, Tensor v_noisy, Tensor k_clean, Tensor v_clean, "
+    "Tensor? q_clean, Tensor? cu_seqlens_noisy, Tensor? cu_seqlens_clean, "
+    "Tensor? cu_seqlens_clean_q, Tensor? prefix_lens, Tensor? seqused_noisy, "
+    "Tensor? seqused_clean, Tensor? block_ranges, Tensor? noisy_offsets, "
+    "Tensor? clean_q_offsets, Tensor? dropout_state, SymInt block_size, str clean, str noisy, "
+    "SymInt clean_window, SymInt num_views, SymInt noisy_offset, SymInt clean_q_offset, "
+    f"SymInt max_seqlen, {_NUMERICS}",
+    _split_forward,
+    _split_fake,
+    "Tensor, Tensor, Tensor, Tensor",
+    _split_backward,
+    _split_backward_fake,
+    f"{_DOUT}, Tensor dout_clean, Tensor? dlse_clean, Tensor out_clean, Tensor lse_clean",
+    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor",
+    _binding.SPLIT_TENSORS,
+    (0, 1, 2, 3, 4, 5),
+    (0, 1, 2, 3, 4, 5),
+)
