@@ -1,4 +1,4 @@
-// Configuration of the mma.sync backward kernels.
+// Configurations of the mma.sync backward kernels.
 #pragma once
 
 #include "cuda/element.hpp"
@@ -25,6 +25,17 @@ struct BackwardConfig {
   constexpr int threads() const { return warps * 32; }
   constexpr int score_rows() const { return tile_q / warps_q; }
   constexpr int score_keys() const { return tile_kv / (warps / warps_q); }
+};
+
+/// Of the two kernels before and after, which work on query rows.
+struct RowsConfig {
+  int dim;  // columns that a row has at most: head_dim_v (prepare) or head_dim (finish)
+  Element element;
+
+  constexpr int threads() const { return 128; }
+  constexpr int tile_rows() const { return 128; }
+  /// Lanes of a row, 8 columns each: a power of two.
+  constexpr int lanes() const { return dim <= 64 ? 8 : dim <= 128 ? 16 : 32; }
 };
 
 /// Offsets into dynamic shared memory.

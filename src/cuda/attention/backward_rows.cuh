@@ -2,22 +2,13 @@
 // rounding dQ's sums after. Both move bytes only: 16-byte accesses, a few lanes a row.
 #pragma once
 
+#include "cuda/attention/backward_config.hpp"
 #include "cuda/attention/grid.cuh"
 #include "cuda/attention/params.hpp"
 #include "cuda/ptx/sm80.cuh"
 #include "cuda/tile/copy.cuh"
 
 namespace stepwell::cuda {
-
-struct RowsConfig {
-  int dim;  // columns that a row has at most: head_dim_v (prepare) or head_dim (finish)
-  Element element;
-
-  constexpr int threads() const { return 128; }
-  constexpr int tile_rows() const { return 128; }
-  /// Lanes of a row, 8 columns each: a power of two.
-  constexpr int lanes() const { return dim <= 64 ? 8 : dim <= 128 ? 16 : 32; }
-};
 
 /// The rows of a CTA: [begin, end) of a segment, of which `len` are valid.
 struct QueryRows {
