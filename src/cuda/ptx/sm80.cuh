@@ -138,9 +138,9 @@ __device__ __forceinline__ T* ld_shared_pointer(u32 address, Loc loc = Loc::curr
 
 // ---- st.global ---------------------------------------------------------------------------------
 
-__device__ __forceinline__ void st_global_v4(void* to, U32x4 v) {
+__device__ __forceinline__ void st_global_v4(void* to, U32x4 v, Loc loc = Loc::current()) {
 #if defined(STEPWELL_HOST_MODEL)
-  *static_cast<U32x4*>(to) = v;
+  model::global_store(to, &v, 16, loc);
 #else
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
                "r"(v.w)
@@ -148,17 +148,17 @@ __device__ __forceinline__ void st_global_v4(void* to, U32x4 v) {
 #endif
 }
 
-__device__ __forceinline__ U32x4 ld_global_v4(const void* from) {
-#if defined(STEPWELL_HOST_MODEL)
-  return *static_cast<const U32x4*>(from);
-#else
+__device__ __forceinline__ U32x4 ld_global_v4(const void* from, Loc loc = Loc::current()) {
   U32x4 v;
+#if defined(STEPWELL_HOST_MODEL)
+  model::global_load(from, &v, 16, loc);
+#else
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(from)
                : "memory");
-  return v;
 #endif
+  return v;
 }
 
 // ---- arithmetic --------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ __device__ __forceinline__ float float_of(u32 x) {
 
 __device__ __forceinline__ float ex2_approx(float x) {
 #if defined(STEPWELL_HOST_MODEL)
-  return __builtin_exp2f(x);
+  return model::ex2(x);
 #else
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -191,7 +191,7 @@ __device__ __forceinline__ float ex2_approx(float x) {
 
 __device__ __forceinline__ float lg2_approx(float x) {
 #if defined(STEPWELL_HOST_MODEL)
-  return __builtin_log2f(x);
+  return model::lg2(x);
 #else
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -201,7 +201,7 @@ __device__ __forceinline__ float lg2_approx(float x) {
 
 __device__ __forceinline__ float rcp_approx(float x) {
 #if defined(STEPWELL_HOST_MODEL)
-  return 1.0f / x;
+  return model::rcp(x);
 #else
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -212,7 +212,7 @@ __device__ __forceinline__ float rcp_approx(float x) {
 // max.f32: the other operand if one is NaN, on both sides.
 __device__ __forceinline__ float max_f32(float x, float y) {
 #if defined(STEPWELL_HOST_MODEL)
-  return __builtin_fmaxf(x, y);
+  return model::max(x, y);
 #else
   float z;
   asm("max.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
