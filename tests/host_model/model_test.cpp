@@ -299,7 +299,7 @@ std::string error_of(u32 threads, const Options& options, const std::function<vo
   return "no error";
 }
 
-::testing::AssertionResult says(const std::string& text, std::vector<const char*> parts) {
+::testing::AssertionResult says(const std::string& text, const std::vector<const char*>& parts) {
   std::size_t from = 0;
   for (const char* part : parts) {
     from = text.find(part, from);
