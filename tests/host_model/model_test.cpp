@@ -141,9 +141,9 @@ void check_mma() {
   std::vector<u16> a(256), b(128);
   std::vector<float> c(128);
   Random random(1);
-  const bool bf16 = kElement == Element::kBFloat16;
-  const auto encode = [bf16](float x) { return bf16 ? hm::f32_to_bf16(x) : hm::f32_to_f16(x); };
-  const auto decode = [bf16](u16 x) { return bf16 ? hm::bf16_to_f32(x) : hm::f16_to_f32(x); };
+  constexpr bool kBf16 = kElement == Element::kBFloat16;
+  const auto encode = [](float x) { return kBf16 ? hm::f32_to_bf16(x) : hm::f32_to_f16(x); };
+  const auto decode = [](u16 x) { return kBf16 ? hm::bf16_to_f32(x) : hm::f16_to_f32(x); };
   const auto number = [&random] { return static_cast<float>(2.0 * random.uniform() - 1.0); };
   for (u16& x : a) x = encode(number());
   for (u16& x : b) x = encode(number());
