@@ -1,8 +1,10 @@
 // Run-time compilation with NVRTC. Works without a GPU.
 #pragma once
 
+#include <compare>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/spec.hpp"
@@ -37,6 +39,9 @@ struct Resources {
 
   bool operator==(const Resources&) const = default;
 };
+
+/// From the compiler's log, as `--ptxas-options=-v` writes it.
+Resources parse_resources(std::string_view log);
 
 struct CompiledKernel {
   std::string cubin;
