@@ -53,6 +53,18 @@ void backward(const AttentionProblem& problem, std::byte* workspace, Launcher& l
   launch(FinishKernel{finish}, params, launcher);
 }
 
+std::vector<AttentionKernel> forward_kernels(const AttentionProblem& problem,
+                                             const DeviceLimits& limits) {
+  return {ForwardKernel{forward_config(traits_of(problem), limits)}};
+}
+
+std::vector<AttentionKernel> backward_kernels(const AttentionProblem& problem,
+                                              const DeviceLimits& limits) {
+  const KernelTraits traits = traits_of(problem);
+  return {PrepareKernel{prepare_config(traits)}, BackwardKernel{backward_config(traits, limits)},
+          FinishKernel{finish_config(traits)}};
+}
+
 std::string describe_forward(const AttentionProblem& problem, const DeviceLimits& limits) {
   const ForwardConfig config = forward_config(traits_of(problem), limits);
   return fmt::format("cuda {}, {} warps, {} CTAs an SM", spec_of(ForwardKernel{config}).name,

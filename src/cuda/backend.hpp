@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "core/problem.hpp"
 #include "cuda/launcher.hpp"
@@ -20,7 +21,13 @@ void forward(const AttentionProblem& problem, Launcher& launcher);
 /// element is written.
 void backward(const AttentionProblem& problem, std::byte* workspace, Launcher& launcher);
 
-/// One line: kernels and tiles.
+/// The kernels that they launch on a GPU of these limits.
+std::vector<AttentionKernel> forward_kernels(const AttentionProblem& problem,
+                                             const DeviceLimits& limits);
+std::vector<AttentionKernel> backward_kernels(const AttentionProblem& problem,
+                                              const DeviceLimits& limits);
+
+/// One line: kernel and tiles.
 std::string describe_forward(const AttentionProblem& problem, const DeviceLimits& limits);
 std::string describe_backward(const AttentionProblem& problem, const DeviceLimits& limits);
 

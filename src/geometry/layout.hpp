@@ -60,6 +60,7 @@ struct Layout {
   const i32* seqused_noisy = nullptr;  // valid tokens of each view
   const i32* seqused_clean_q = nullptr;
   const i32* seqused_clean_kv = nullptr;
+  bool clean_q_used_by_position = false;  // seqused_clean_q: those at positions below the value
 
   i64 block_ranges_stride = 0;  // entries from one sample's table to the next; 0: one for all
 
@@ -179,6 +180,10 @@ constexpr Sample sample_at(const Layout& layout, i32 i) {
   mask.origin = position(layout.origins, mask.origin);
   mask.noisy_position = position(layout.noisy_positions, mask.noisy_position);
   mask.clean_q_position = position(layout.clean_q_positions, mask.clean_q_position);
+  if (layout.clean_q_used_by_position && layout.seqused_clean_q != nullptr) {
+    const i32 end = clamp_to(layout.seqused_clean_q[i], 0, kMaxLength);
+    mask.clean_q_len = clamp_to(end - mask.clean_q_position, 0, sample.clean_q.count);
+  }
   if (mask.block_ranges != nullptr) mask.block_ranges += i * layout.block_ranges_stride * 2;
   return sample;
 }
