@@ -18,6 +18,7 @@ struct BackwardConfig {
   int warps_q;    // S and dP [tile_q x tile_kv]: warps along the queries
   int warps_key;  // dK and dV [tile_kv x dim]: warps along the keys
   int warps_dq;   // dQ [tile_q x dim]: warps along the queries
+  int stages;     // Q and dO tiles in shared memory: 1, or 2 where they fit
   int ctas_per_sm;
   bool softcap;
   bool dropout;
@@ -48,6 +49,7 @@ struct BackwardPlan {
   int ds;          // [tile_q][tile_kv]
   int row_bounds;  // [tile_q] of (begin, end): keys that each row of a masked tile sees
   int visible;     // [warps]: whether a warp's part of S has a visible pair
+  int walks;       // QueryWalk of noisy and of clean queries
   int bytes;
 };
 
@@ -56,12 +58,13 @@ constexpr BackwardPlan backward_plan(BackwardConfig config) {
   plan.k = 0;
   plan.v = plan.k + config.tile_kv * padded_row_bytes(config.head_dim);
   plan.q = plan.v + config.tile_kv * padded_row_bytes(config.head_dim_v);
-  plan.dout = plan.q + config.tile_q * padded_row_bytes(config.head_dim);
-  plan.p = plan.dout + config.tile_q * padded_row_bytes(config.head_dim_v);
+  plan.dout = plan.q + config.stages * config.tile_q * padded_row_bytes(config.head_dim);
+  plan.p = plan.dout + config.stages * config.tile_q * padded_row_bytes(config.head_dim_v);
   plan.ds = plan.p + config.tile_q * padded_row_bytes(config.tile_kv);
   plan.row_bounds = plan.ds + config.tile_q * padded_row_bytes(config.tile_kv);
   plan.visible = plan.row_bounds + config.tile_q * 8;
-  plan.bytes = plan.visible + (config.warps * 4 + 15) / 16 * 16;
+  plan.walks = plan.visible + (config.warps * 4 + 15) / 16 * 16;
+  plan.bytes = plan.walks + 2 * 128;
   return plan;
 }
 

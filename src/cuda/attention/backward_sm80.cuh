@@ -11,9 +11,12 @@
 //   dV += P^T dO   dK += dS^T Q   dQ += dS K (added to float32 sums in global memory)
 //
 // Barriers of a query tile (all threads, bar 0):
-//   A  Q, dO and the row intervals are here; everybody is done with the last P and dS
+//   A  Q, dO and the row intervals are here; everybody is done with the last P and dS, and with two
+//   stages
+//      the next Q and dO are requested
 //   B  P and dS are written
-//   C  everybody is done with Q and dO: the next tile is requested, dQ is computed meanwhile
+//   C  (one stage) everybody is done with Q and dO: the next are requested, dQ is computed
+//   meanwhile
 //
 // Masked tiles are skipped in pieces of one warp's part of S (32 x 32): a piece without a visible
 // pair takes part in no product.
@@ -95,12 +98,12 @@ __device__ __forceinline__ void multiply_columns(float (&c)[kAtoms][kPieces * 2]
 /// Query tiles of one segment that a key tile meets: tiles [begin, end), of which rows in `full`
 /// see every key of the tile.
 struct QueryWalk {
-  geometry::IntervalRule rule;
-  i32 position;
-  i32 len;
   i32 tile_begin;
   i32 tile_end;
   geometry::Interval full;
+  i32 len;
+  i32 position;
+  geometry::IntervalRule rule;
 };
 
 template <BackwardConfig C>
@@ -136,6 +139,8 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   constexpr int kDimBytes = padded_row_bytes(C.head_dim);
   constexpr int kDimVBytes = padded_row_bytes(C.head_dim_v);
   constexpr int kScoreBytes = padded_row_bytes(C.tile_kv);
+  constexpr int kQStageBytes = C.tile_q * kDimBytes;
+  constexpr int kDoutStageBytes = C.tile_q * kDimVBytes;
   constexpr int kWarpsKv = C.warps / C.warps_q;  // of S along the keys
   constexpr int kScoreAtoms = C.score_rows() / 16;
   constexpr int kScorePieces = C.score_keys() / 16;
@@ -198,44 +203,60 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   ptx::cp_async_commit_group();
 
   // ---- the walk: query heads, in each the views (of noisy keys: their own), then clean queries
-  const QueryWalk noisy = query_walk<C>(sample.mask, Half::kNoisy, key_half, keys);
-  QueryWalk clean{};
-  if (key_half == Half::kClean) {
-    clean = query_walk<C>(sample.mask, Half::kClean, Half::kClean, keys);
+  static_assert(sizeof(QueryWalk) <= 128);
+  if (thread < 2) {
+    const Half half = thread == 0 ? Half::kNoisy : Half::kClean;
+    QueryWalk walk{};
+    if (half == Half::kNoisy || key_half == Half::kClean) {
+      walk = query_walk<C>(sample.mask, half, key_half, keys);
+    }
+    ptx::st_shared_object(shared + kPlan.walks + thread * 128, walk);
   }
+  ptx::bar_sync(0, C.threads());
   const i32 first_segment = key_half == Half::kNoisy ? key_view : 0;
   const i32 last_segment = key_half == Half::kNoisy ? key_view : views;  // views: clean queries
-  i32 query_head = 0;
-  i32 query_segment = first_segment;
-  i32 query_tile = (query_segment < views ? noisy : clean).tile_begin;
-  // Goes on to a tile of the walk, at or after the current one; false at the end.
+
+  // The tile that is requested next: its segment and head, and where their rows begin.
+  struct Request {
+    i32 head;  // of the group
+    i32 segment;
+    i32 tile;
+    i32 tile_end;
+    i32 len;
+    const u16* q;
+    const u16* dout;
+  };
+  Request next{0, first_segment - 1, 0, 0, 0, nullptr, nullptr};
+  // Goes on to a tile at or after next.tile, in this segment or a later one; false at the end.
   const auto find = [&]() {
-    while (query_tile >= (query_segment < views ? noisy : clean).tile_end) {
-      if (++query_segment > last_segment) {
-        query_segment = first_segment;
-        if (++query_head == p.group()) return false;
+    while (next.tile >= next.tile_end) {
+      if (++next.segment > last_segment) {
+        next.segment = first_segment;
+        if (++next.head == p.group()) return false;
       }
-      query_tile = (query_segment < views ? noisy : clean).tile_begin;
+      const int h = next.segment < views ? 0 : 1;
+      const u32 walk = shared + kPlan.walks + h * 128;
+      ptx::ld_shared_v2(walk, next.tile, next.tile_end);
+      next.len = static_cast<i32>(ptx::ld_shared_u32(walk + 16));
+      const i64 row =
+          h == 0 ? sample.noisy.first + next.segment * sample.view_stride : sample.clean_q.first;
+      const i32 head = item.head_kv * p.group() + next.head;
+      next.q = head_rows(p.q[h], row, head);
+      next.dout = head_rows(p.dout[h], row, head);
     }
     return true;
   };
-  const auto request_queries = [&]() {
-    const Half half = query_segment < views ? Half::kNoisy : Half::kClean;
-    const int h = static_cast<int>(half);
-    const i64 first_row = half == Half::kNoisy
-                              ? sample.noisy.first + query_segment * sample.view_stride
-                              : sample.clean_q.first;
-    const i32 head = item.head_kv * p.group() + query_head;
-    const i32 len = (half == Half::kNoisy ? noisy : clean).len;
-    request_tile<C.tile_q, C.head_dim, C.threads()>(
-        shared + kPlan.q, head_rows(p.q[h], first_row, head), p.q[h].row_stride,
-        query_tile * C.tile_q, len, p.head_dim);
-    request_tile<C.tile_q, C.head_dim_v, C.threads()>(
-        shared + kPlan.dout, head_rows(p.dout[h], first_row, head), p.dout[h].row_stride,
-        query_tile * C.tile_q, len, p.head_dim_v);
+  const auto request_queries = [&](int stage) {
+    const int h = next.segment < views ? 0 : 1;
+    request_tile<C.tile_q, C.head_dim, C.threads()>(shared + kPlan.q + stage * kQStageBytes, next.q,
+                                                    p.q[h].row_stride, next.tile * C.tile_q,
+                                                    next.len, p.head_dim);
+    request_tile<C.tile_q, C.head_dim_v, C.threads()>(shared + kPlan.dout + stage * kDoutStageBytes,
+                                                      next.dout, p.dout[h].row_stride,
+                                                      next.tile * C.tile_q, next.len, p.head_dim_v);
   };
   bool more = find();
-  if (more) request_queries();
+  if (more) request_queries(0);
   ptx::cp_async_commit_group();
 
   float dk[kKeyAtoms][kDimPieces * 2][4] = {};
@@ -248,20 +269,37 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   const int dq_row = warp % C.warps_dq * (kDqAtoms * 16);  // and of dQ
   const int dq_dim = warp / C.warps_dq * (kDqPieces * 16);
 
+  // The segment and head of the tile at hand: where their per-row values and sums are.
+  i32 head_at_hand = -1;
+  i32 segment_at_hand = -1;
+  const float* lse_rows = nullptr;
+  const float* delta_rows = nullptr;
+  float* dq_rows = nullptr;
+  Interval full_rows{0, 0};
+  i32 len = 0;
+  int stage = 0;
   while (more) {
-    // ---- the tile at hand
-    const Half half = query_segment < views ? Half::kNoisy : Half::kClean;
-    const int h = static_cast<int>(half);
-    const QueryWalk& walk = half == Half::kNoisy ? noisy : clean;
-    const i64 first_row = half == Half::kNoisy
-                              ? sample.noisy.first + query_segment * sample.view_stride
-                              : sample.clean_q.first;
-    const i32 head = item.head_kv * p.group() + query_head;
-    const Interval rows = geometry::tile_interval(query_tile, C.tile_q, walk.len);
-    const bool full = rows.size() == C.tile_q && walk.full.contains(rows);
+    const i32 query_tile = next.tile;
+    const int h = next.segment < views ? 0 : 1;
+    if (next.head != head_at_hand || next.segment != segment_at_hand) {
+      head_at_hand = next.head;
+      segment_at_hand = next.segment;
+      const i64 row =
+          h == 0 ? sample.noisy.first + next.segment * sample.view_stride : sample.clean_q.first;
+      const i32 head = item.head_kv * p.group() + next.head;
+      lse_rows = p.lse_log2[h].at(sample.batch_index, head, row);
+      delta_rows = p.delta[h].at(sample.batch_index, head, row);
+      dq_rows = p.dq_sum[h].at(sample.batch_index, head, row);
+      ptx::ld_shared_v2(shared + kPlan.walks + h * 128 + 8, full_rows.begin, full_rows.end);
+      len = next.len;
+    }
+    const Interval rows = geometry::tile_interval(query_tile, C.tile_q, len);
+    const bool full = rows.size() == C.tile_q && full_rows.contains(rows);
     if (!full && thread < C.tile_q) {
       Interval seen{0, 0};
       if (rows.begin + thread < rows.end) {
+        QueryWalk walk;
+        ptx::ld_shared_object(shared + kPlan.walks + h * 128, walk);
         seen = geometry::row_interval(walk.rule, walk.position + rows.begin + thread);
       }
       ptx::st_shared_v2(shared + kPlan.row_bounds + thread * 8, seen.begin - keys.begin,
@@ -276,13 +314,21 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       for (int r = 0; r < 2; ++r) {
         const i32 row = rows.begin + score_row + m * 16 + r * 8 + lane / 4;
         const bool inside = row < rows.end;
-        const i64 at = first_row + (inside ? row : rows.begin);
-        lse[m][r] = inside ? *p.lse_log2[h].at(sample.batch_index, head, at) : 0.0f;
-        delta[m][r] = inside ? *p.delta[h].at(sample.batch_index, head, at) : 0.0f;
+        lse[m][r] = inside ? lse_rows[row * p.lse_log2[h].row_stride] : 0.0f;
+        delta[m][r] = inside ? delta_rows[row * p.delta[h].row_stride] : 0.0f;
       }
     }
     ptx::cp_async_wait_group<0>();
     ptx::bar_sync(0, C.threads());  // A
+    const u32 q_tile = shared + kPlan.q + stage * kQStageBytes;
+    const u32 dout_tile = shared + kPlan.dout + stage * kDoutStageBytes;
+    if constexpr (C.stages == 2) {
+      ++next.tile;
+      more = find();
+      stage ^= 1;
+      if (more) request_queries(stage);
+      ptx::cp_async_commit_group();
+    }
 
     bool sees = true;
     if (!full) {
@@ -299,10 +345,10 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       float s[kScoreAtoms][kScorePieces * 2][4] = {};
       float dp[kScoreAtoms][kScorePieces * 2][4] = {};
       multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim / 16>(
-          s, shared + kPlan.q + score_row * kDimBytes, kDimBytes,
-          shared + kPlan.k + score_key * kDimBytes, kDimBytes);
+          s, q_tile + score_row * kDimBytes, kDimBytes, shared + kPlan.k + score_key * kDimBytes,
+          kDimBytes);
       multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim_v / 16>(
-          dp, shared + kPlan.dout + score_row * kDimVBytes, kDimVBytes,
+          dp, dout_tile + score_row * kDimVBytes, kDimVBytes,
           shared + kPlan.v + score_key * kDimVBytes, kDimVBytes);
 #pragma unroll
       for (int m = 0; m < kScoreAtoms; ++m) {
@@ -332,8 +378,9 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
           }
         }
         if constexpr (C.dropout) {
-          DropoutTile dropout = dropout_tile(p.dropout, item.sample * p.heads_q + head,
-                                             query_segment, rows.begin + score_row);
+          DropoutTile dropout = dropout_tile(
+              p.dropout, item.sample * p.heads_q + item.head_kv * p.group() + head_at_hand,
+              segment_at_hand, rows.begin + score_row);
           dropout.clean_keys = key_half == Half::kClean ? 1 : 0;
           for_each_dropped<kScorePieces * 2>(dropout, m * 16, keys.begin + score_key,
                                              [&](int i, int j) {
@@ -380,16 +427,18 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       if (!piece_visible(row, grad_key)) continue;
       multiply_columns<C.element, kKeyAtoms, kDimVPieces, kStepRows / 16, true>(
           dv, shared + kPlan.p + row * kScoreBytes + grad_key * 2, kScoreBytes,
-          shared + kPlan.dout + row * kDimVBytes + grad_dim_v * 2, kDimVBytes);
+          dout_tile + row * kDimVBytes + grad_dim_v * 2, kDimVBytes);
       multiply_columns<C.element, kKeyAtoms, kDimPieces, kStepRows / 16, true>(
           dk, shared + kPlan.ds + row * kScoreBytes + grad_key * 2, kScoreBytes,
-          shared + kPlan.q + row * kDimBytes + grad_dim * 2, kDimBytes);
+          q_tile + row * kDimBytes + grad_dim * 2, kDimBytes);
     }
-    ptx::bar_sync(0, C.threads());  // C
-    ++query_tile;
-    more = find();
-    if (more) request_queries();
-    ptx::cp_async_commit_group();
+    if constexpr (C.stages == 1) {
+      ptx::bar_sync(0, C.threads());  // C
+      ++next.tile;
+      more = find();
+      if (more) request_queries(0);
+      ptx::cp_async_commit_group();
+    }
 
     float dq[kDqAtoms][kDqPieces * 2][4] = {};
     constexpr int kStepKeys = C.score_keys();
@@ -409,9 +458,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         for (int r = 0; r < 2; ++r) {
           const i32 row = rows.begin + dq_row + m * 16 + r * 8 + lane / 4;
           if (row >= rows.end) continue;
-          float* to = p.dq_sum[h].data + sample.batch_index * p.dq_sum[h].batch_stride +
-                      (first_row + row) * p.dq_sum[h].row_stride + head * p.dq_sum[h].head_stride +
-                      dq_dim + lane % 4 * 2;
+          float* to = dq_rows + row * p.dq_sum[h].row_stride + dq_dim + lane % 4 * 2;
 #pragma unroll
           for (int i = 0; i < kDqPieces * 2; ++i) {
             ptx::red_add_x2_f32(to + i * 8, dq[m][i][2 * r], dq[m][i][2 * r + 1]);

@@ -136,6 +136,28 @@ __device__ __forceinline__ T* ld_shared_pointer(u32 address, Loc loc = Loc::curr
   return v;
 }
 
+template <u32 kCount>
+struct Words {
+  u32 word[kCount];
+};
+
+// Any trivially copyable object of whole words, word by word.
+template <class T>
+__device__ __forceinline__ void st_shared_object(u32 address, const T& object,
+                                                 Loc loc = Loc::current()) {
+  const auto words = __builtin_bit_cast(Words<sizeof(T) / 4>, object);
+#pragma unroll
+  for (u32 i = 0; i < sizeof(T) / 4; ++i) st_shared_u32(address + 4 * i, words.word[i], loc);
+}
+
+template <class T>
+__device__ __forceinline__ void ld_shared_object(u32 address, T& object, Loc loc = Loc::current()) {
+  Words<sizeof(T) / 4> words;
+#pragma unroll
+  for (u32 i = 0; i < sizeof(T) / 4; ++i) words.word[i] = ld_shared_u32(address + 4 * i, loc);
+  object = __builtin_bit_cast(T, words);
+}
+
 // ---- st.global ---------------------------------------------------------------------------------
 
 __device__ __forceinline__ void st_global_v4(void* to, U32x4 v, Loc loc = Loc::current()) {
@@ -488,14 +510,12 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], c
   model::mma_m16n8k16(d, a, b, kElement, loc);
 #else
   if constexpr (kElement == Element::kBFloat16)
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   else
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
