@@ -4,9 +4,10 @@
 // 128. Everything else follows from shared memory and registers, and was compiled, not timed.
 #include "cuda/configurations.hpp"
 
+#include <algorithm>
 #include <cstddef>
-#include <span>
-#include <tuple>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "core/check.hpp"
@@ -168,6 +169,45 @@ std::vector<AttentionKernel> all_kernels(const DeviceLimits& limits) {
     }
   }
   return kernels;
+}
+
+std::vector<AttentionKernel> pairwise_kernels(const DeviceLimits& limits) {
+  // Two factors with their values; the first factor is the family.
+  using Factor = std::pair<std::string, std::string>;
+  using FactorPair = std::pair<Factor, Factor>;
+  struct Candidate {
+    AttentionKernel kernel;
+    std::vector<FactorPair> pairs;
+  };
+  std::vector<Candidate> candidates;
+  std::set<FactorPair> uncovered;
+  for (const AttentionKernel& kernel : all_kernels(limits)) {
+    Candidate candidate{kernel, {}};
+    std::vector<Factor> factors = spec_of(kernel).factors;
+    // Families have nothing to do with one another: their factors are factors of their own.
+    for (Factor& factor : factors) factor.first = factors[0].second + ' ' + factor.first;
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+      for (std::size_t j = i + 1; j < factors.size(); ++j) {
+        candidate.pairs.emplace_back(factors[i], factors[j]);
+      }
+    }
+    uncovered.insert(candidate.pairs.begin(), candidate.pairs.end());
+    candidates.push_back(std::move(candidate));
+  }
+  // Greedy: always the one that covers the most of what is left.
+  std::vector<AttentionKernel> chosen;
+  while (!uncovered.empty()) {
+    const auto news = [&](const Candidate& candidate) {
+      return std::count_if(candidate.pairs.begin(), candidate.pairs.end(),
+                           [&](const FactorPair& pair) { return uncovered.contains(pair); });
+    };
+    const auto best =
+        std::max_element(candidates.begin(), candidates.end(),
+                         [&](const Candidate& a, const Candidate& b) { return news(a) < news(b); });
+    for (const FactorPair& pair : best->pairs) uncovered.erase(pair);
+    chosen.push_back(best->kernel);
+  }
+  return chosen;
 }
 
 }  // namespace stepwell::cuda
