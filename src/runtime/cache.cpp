@@ -157,17 +157,23 @@ std::optional<CompilerVersion> available_compiler() {
 }  // namespace
 
 std::string kernel_key(const KernelSpec& spec, const std::string& arch) {
+  return kernel_key(spec, arch, included_sources(spec.source));
+}
+
+std::string kernel_key(const KernelSpec& spec, const std::string& arch,
+                       std::span<const SourceFile> sources) {
   Sha256 hash;
   hash.add_field(arch);
   hash.add_field(spec.entry);
   hash.add_field(spec.source);
   for (const char* option : kernel_options()) hash.add_field(option);
   for (const std::string& option : spec.options) hash.add_field(option);
+  hash.add_field("sources");  // where the options end
   for (const char* name : kCompilerVariables) {
     const char* const value = std::getenv(name);
     hash.add_field(value == nullptr ? "" : value);
   }
-  for (const SourceFile& file : included_sources(spec.source)) {
+  for (const SourceFile& file : sources) {
     hash.add_field(file.path);
     hash.add_field(file.text);
   }

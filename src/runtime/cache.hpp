@@ -16,9 +16,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "runtime/compiler.hpp"
+#include "runtime/sources.hpp"
 #include "runtime/spec.hpp"
 
 namespace stepwell::runtime {
@@ -26,6 +28,10 @@ namespace stepwell::runtime {
 /// SHA-256, in hexadecimal digits, of all that makes the compiled kernel what it is except the
 /// compiler's version: the sources it includes, its own text, options and architecture.
 std::string kernel_key(const KernelSpec& spec, const std::string& arch);
+
+/// The same, where `spec.source` includes `sources`.
+std::string kernel_key(const KernelSpec& spec, const std::string& arch,
+                       std::span<const SourceFile> sources);
 
 /// A folder of compiled kernels.
 class KernelCache {
