@@ -95,6 +95,91 @@ __device__ __forceinline__ void multiply_columns(float (&c)[kAtoms][kPieces * 2]
   }
 }
 
+/// A bool as a type.
+template <bool kValue>
+struct Constant {
+  static constexpr bool value = kValue;
+};
+
+/// What turns a warp's S and dP into P and dS.
+struct ScoreParams {
+  float scale_log2;
+  float softcap_scale;
+  float keep_scale;  // of dropout
+};
+
+/// P and dS of 16 query rows of a warp, written to shared memory at `p_to` and `ds_to`. kMasked:
+/// `bounds` is the shared address of the rows' intervals, `key` the first key's index in the tile.
+template <BackwardConfig C, bool kMasked, int kTiles>
+__device__ __forceinline__ void finish_scores(const ScoreParams& p, float (&s)[kTiles][4],
+                                              float (&dp)[kTiles][4], const float (&lse)[2],
+                                              const float (&delta)[2], u32 bounds, int key,
+                                              const DropoutTile& dropout, int row, int first_key,
+                                              u32 p_to, u32 ds_to) {
+  constexpr int kScoreBytes = padded_row_bytes(C.tile_kv);
+  const int column = static_cast<int>(ptx::thread_index()) % 4 * 2;
+  if constexpr (C.softcap) cap_scores(s, p.softcap_scale);
+  float slope[C.softcap ? kTiles : 1][4];
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if constexpr (C.softcap) slope[i][j] = 1.0f - s[i][j] * s[i][j];
+      s[i][j] = ptx::ex2_approx(s[i][j] * p.scale_log2 - lse[j / 2]);
+      if constexpr (C.dropout) dp[i][j] *= p.keep_scale;
+    }
+  }
+  // dS first, from P before dropout; then P as dV takes it.
+  float kept[C.dropout ? kTiles : 1][4];
+  if constexpr (C.dropout) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) kept[i][j] = s[i][j] * p.keep_scale;
+    }
+    for_each_dropped<kTiles>(dropout, row, first_key, [&](int i, int j) {
+      kept[i][j] = 0.0f;
+      dp[i][j] = 0.0f;
+    });
+  }
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      dp[i][j] = s[i][j] * (dp[i][j] - delta[j / 2]);
+      if constexpr (C.softcap) dp[i][j] *= slope[i][j];
+      if constexpr (C.dropout) s[i][j] = kept[i][j];
+    }
+  }
+  if constexpr (kMasked) {
+    // A hidden pair may hold anything, infinities and NaN included.
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      geometry::Interval seen;
+      ptx::ld_shared_v2(bounds + r * 64, seen.begin, seen.end);
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          if (seen.contains(key + i * 8 + column + j)) continue;
+          s[i][2 * r + j] = 0.0f;
+          dp[i][2 * r + j] = 0.0f;
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      ptx::st_shared_u32(p_to + r * 8 * kScoreBytes + i * 16,
+                         ptx::cvt_x2_f32<C.element>(s[i][2 * r], s[i][2 * r + 1]));
+      ptx::st_shared_u32(ds_to + r * 8 * kScoreBytes + i * 16,
+                         ptx::cvt_x2_f32<C.element>(dp[i][2 * r], dp[i][2 * r + 1]));
+    }
+  }
+}
+
 /// Query tiles of one segment that a key tile meets: tiles [begin, end), of which rows in `full`
 /// see every key of the tile.
 struct QueryWalk {
@@ -213,6 +298,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     ptx::st_shared_object(shared + kPlan.walks + thread * 128, walk);
   }
   ptx::bar_sync(0, C.threads());
+  const i32 group = p.group();
   const i32 first_segment = key_half == Half::kNoisy ? key_view : 0;
   const i32 last_segment = key_half == Half::kNoisy ? key_view : views;  // views: clean queries
 
@@ -232,7 +318,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     while (next.tile >= next.tile_end) {
       if (++next.segment > last_segment) {
         next.segment = first_segment;
-        if (++next.head == p.group()) return false;
+        if (++next.head == group) return false;
       }
       const int h = next.segment < views ? 0 : 1;
       const u32 walk = shared + kPlan.walks + h * 128;
@@ -240,7 +326,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       next.len = static_cast<i32>(ptx::ld_shared_u32(walk + 16));
       const i64 row =
           h == 0 ? sample.noisy.first + next.segment * sample.view_stride : sample.clean_q.first;
-      const i32 head = item.head_kv * p.group() + next.head;
+      const i32 head = item.head_kv * group + next.head;
       next.q = head_rows(p.q[h], row, head);
       next.dout = head_rows(p.dout[h], row, head);
     }
@@ -286,7 +372,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       segment_at_hand = next.segment;
       const i64 row =
           h == 0 ? sample.noisy.first + next.segment * sample.view_stride : sample.clean_q.first;
-      const i32 head = item.head_kv * p.group() + next.head;
+      const i32 head = item.head_kv * group + next.head;
       lse_rows = p.lse_log2[h].at(sample.batch_index, head, row);
       delta_rows = p.delta[h].at(sample.batch_index, head, row);
       dq_rows = p.dq_sum[h].at(sample.batch_index, head, row);
@@ -350,65 +436,26 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim_v / 16>(
           dp, dout_tile + score_row * kDimVBytes, kDimVBytes,
           shared + kPlan.v + score_key * kDimVBytes, kDimVBytes);
-#pragma unroll
-      for (int m = 0; m < kScoreAtoms; ++m) {
-        if constexpr (C.softcap) cap_scores(s[m], p.softcap_scale);
-        Interval seen[2] = {{0, C.tile_kv}, {0, C.tile_kv}};
-        if (!full) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            ptx::ld_shared_v2(
-                shared + kPlan.row_bounds + (score_row + m * 16 + r * 8 + lane / 4) * 8,
-                seen[r].begin, seen[r].end);
-          }
-        }
-        float p_row[kScorePieces * 2][4];
-#pragma unroll
-        for (int i = 0; i < kScorePieces * 2; ++i) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const float slope = C.softcap ? 1.0f - s[m][i][j] * s[m][i][j] : 1.0f;
-            float x = ptx::ex2_approx(s[m][i][j] * p.scale_log2 - lse[m][j / 2]);
-            if (!full) {
-              const int key = score_key + i * 8 + lane % 4 * 2 + j % 2;
-              if (!seen[j / 2].contains(key)) x = 0.0f;
-            }
-            p_row[i][j] = x;
-            s[m][i][j] = x * slope;  // what dP - delta is multiplied with
-          }
-        }
-        if constexpr (C.dropout) {
-          DropoutTile dropout = dropout_tile(
-              p.dropout, item.sample * p.heads_q + item.head_kv * p.group() + head_at_hand,
-              segment_at_hand, rows.begin + score_row);
-          dropout.clean_keys = key_half == Half::kClean ? 1 : 0;
-          for_each_dropped<kScorePieces * 2>(dropout, m * 16, keys.begin + score_key,
-                                             [&](int i, int j) {
-                                               p_row[i][j] = 0.0f;
-                                               dp[m][i][j] = 0.0f;
-                                             });
-        }
-        const float keep = C.dropout ? p.dropout.keep_scale : 1.0f;
-        const u32 to = (score_row + m * 16 + lane / 4) * kScoreBytes + score_key * 2 + lane % 4 * 4;
-#pragma unroll
-        for (int i = 0; i < kScorePieces * 2; ++i) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            float ds[2];
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-              const float grad = dp[m][i][2 * r + j] * keep - delta[m][r];
-              // A pair outside the mask may have an infinite or NaN dP, and must not pass it on.
-              ds[j] = !full && s[m][i][2 * r + j] == 0.0f ? 0.0f : s[m][i][2 * r + j] * grad;
-            }
-            const u32 at = to + r * 8 * kScoreBytes + i * 16;
-            ptx::st_shared_u32(
-                shared + kPlan.p + at,
-                ptx::cvt_x2_f32<C.element>(p_row[i][2 * r] * keep, p_row[i][2 * r + 1] * keep));
-            ptx::st_shared_u32(shared + kPlan.ds + at, ptx::cvt_x2_f32<C.element>(ds[0], ds[1]));
-          }
-        }
+      const ScoreParams score{p.scale_log2, p.softcap_scale, p.dropout.keep_scale};
+      DropoutTile dropout{};
+      if constexpr (C.dropout) {
+        dropout =
+            dropout_tile(p.dropout, item.sample * p.heads_q + item.head_kv * group + head_at_hand,
+                         segment_at_hand, rows.begin + score_row);
+        dropout.clean_keys = kh;
       }
+      const auto finish = [&](auto masked) {
+#pragma unroll
+        for (int m = 0; m < kScoreAtoms; ++m) {
+          const u32 at =
+              (score_row + m * 16 + lane / 4) * kScoreBytes + score_key * 2 + lane % 4 * 4;
+          finish_scores<C, decltype(masked)::value>(
+              score, s[m], dp[m], lse[m], delta[m],
+              shared + kPlan.row_bounds + (score_row + m * 16 + lane / 4) * 8, score_key, dropout,
+              m * 16, keys.begin + score_key, shared + kPlan.p + at, shared + kPlan.ds + at);
+        }
+      };
+      full ? finish(Constant<false>{}) : finish(Constant<true>{});
     }
     ptx::bar_sync(0, C.threads());  // B
 
@@ -452,17 +499,20 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
           shared + kPlan.k + key * kDimBytes + dq_dim * 2, kDimBytes);
     }
     if (any) {
+      const i64 dq_stride = p.dq_sum[h].row_stride;
+      const int row = dq_row + lane / 4;
+      float* to = dq_rows + (rows.begin + row) * dq_stride + dq_dim + lane % 4 * 2;
 #pragma unroll
       for (int m = 0; m < kDqAtoms; ++m) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const i32 row = rows.begin + dq_row + m * 16 + r * 8 + lane / 4;
-          if (row >= rows.end) continue;
-          float* to = dq_rows + row * p.dq_sum[h].row_stride + dq_dim + lane % 4 * 2;
+          if (rows.begin + row + m * 16 + r * 8 < rows.end) {
 #pragma unroll
-          for (int i = 0; i < kDqPieces * 2; ++i) {
-            ptx::red_add_x2_f32(to + i * 8, dq[m][i][2 * r], dq[m][i][2 * r + 1]);
+            for (int i = 0; i < kDqPieces * 2; ++i) {
+              ptx::red_add_x2_f32(to + i * 8, dq[m][i][2 * r], dq[m][i][2 * r + 1]);
+            }
           }
+          to += 8 * dq_stride;
         }
       }
     }

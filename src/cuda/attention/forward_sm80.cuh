@@ -91,11 +91,12 @@ __device__ __forceinline__ void forward_step(const ForwardParams& p, ForwardStat
 #pragma unroll
   for (int m = 0; m < kAtoms; ++m) {
     float rescale[2];
-    softmax_step(s[m], state.rows[m], p.scale_log2, rescale);
+    if (softmax_step(s[m], state.rows[m], p.scale_log2, rescale)) {
 #pragma unroll
-    for (int i = 0; i < C.head_dim_v / 8; ++i) {
+      for (int i = 0; i < C.head_dim_v / 8; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) state.o[m][i][j] *= rescale[j / 2];
+        for (int j = 0; j < 4; ++j) state.o[m][i][j] *= rescale[j / 2];
+      }
     }
     if constexpr (C.dropout) {
       for_each_dropped<kPieces * 2>(dropout, m * 16, first,

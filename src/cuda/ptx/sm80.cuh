@@ -425,6 +425,14 @@ __device__ __forceinline__ void cp_async_16(u32 to, const void* from, u32 valid_
 #endif
 }
 
+__device__ __forceinline__ void cp_async_16(u32 to, const void* from, Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  model::cp_async_16(to, from, 16, loc);
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+#endif
+}
+
 __device__ __forceinline__ void cp_async_commit_group(Loc loc = Loc::current()) {
 #if defined(STEPWELL_HOST_MODEL)
   model::cp_async_commit(loc);

@@ -20,13 +20,21 @@ __device__ __forceinline__ void request_tile(u32 to, const u16* from, i64 row_st
     const int row = thread / kChunks;
     const int chunk = thread % kChunks;
     const u16* source = from + (first + row) * row_stride + chunk * 8;
-    const int rows = chunk * 8 < dim ? len - first - row : 0;
     to += row * kRowBytes + chunk * 16;
+    if (first + kRows <= len && dim == kDim) {  // the usual case without a test a row
 #pragma unroll
-    for (int r = 0; r < kRows; r += kRowsAtOnce) {
-      const bool inside = r < rows;
-      ptx::cp_async_16(to + r * kRowBytes, inside ? source : from, inside ? 16 : 0);
-      source += kRowsAtOnce * row_stride;
+      for (int r = 0; r < kRows; r += kRowsAtOnce) {
+        ptx::cp_async_16(to + r * kRowBytes, source);
+        source += kRowsAtOnce * row_stride;
+      }
+    } else {
+      const int rows = chunk * 8 < dim ? len - first - row : 0;
+#pragma unroll
+      for (int r = 0; r < kRows; r += kRowsAtOnce) {
+        const bool inside = r < rows;
+        ptx::cp_async_16(to + r * kRowBytes, inside ? source : from, inside ? 16 : 0);
+        source += kRowsAtOnce * row_stride;
+      }
     }
   } else {
 #pragma unroll

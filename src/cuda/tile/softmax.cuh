@@ -9,7 +9,7 @@ namespace stepwell::cuda {
 
 __device__ __forceinline__ float minus_infinity() { return ptx::float_of(0xff800000u); }
 
-/// Two rows' running state: the maximum of the raw scores, and the sum of this lane's own columns.
+/// Two rows' running state: a maximum of the raw scores, and the sum of this lane's own columns.
 struct RowState {
   float row_max[2];
   float row_sum[2];
@@ -48,33 +48,53 @@ __device__ __forceinline__ void cap_scores(float (&s)[Tiles][4], float scale) {
   }
 }
 
-/// s becomes exp2(scale_log2 * (s - row maximum)); `rescale` is what O has to be multiplied with.
+/// Exponents of 2 that P may reach before a row's reference is moved up to its maximum: sums of 2^8
+/// are as exact in float32 as sums of 1, P stays inside float16, and O is rescaled in few tiles.
+inline constexpr float kExponentSlack = 8.0f;
+
+/// s becomes exp2(scale_log2 * (s - reference)), where a row's reference (state.row_max) is a
+/// maximum it had, at most kExponentSlack below the present one. Returns whether some row of the
+/// warp has moved its reference; O must then be multiplied with `rescale`.
 template <int Tiles>
-__device__ __forceinline__ void softmax_step(float (&s)[Tiles][4], RowState& state,
+__device__ __forceinline__ bool softmax_step(float (&s)[Tiles][4], RowState& state,
                                              float scale_log2, float (&rescale)[2]) {
+  float base[2];
+  bool moves[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float top = state.row_max[r];
+    float top = s[0][2 * r];
 #pragma unroll
     for (int i = 0; i < Tiles; ++i) {
-      top = ptx::max_f32(top, ptx::max_f32(s[i][2 * r], s[i][2 * r + 1]));
+      top =
+          ptx::max_f32(top, i == 0 ? s[i][2 * r + 1] : ptx::max_f32(s[i][2 * r], s[i][2 * r + 1]));
     }
     top = ptx::max_f32(top, ptx::shfl_xor_f32(top, 1));
     top = ptx::max_f32(top, ptx::shfl_xor_f32(top, 2));
-    const float base = top == minus_infinity() ? 0.0f : top * scale_log2;  // nothing visible yet
-    rescale[r] = ptx::ex2_approx(state.row_max[r] * scale_log2 - base);
-    state.row_max[r] = top;
-    float sum = state.row_sum[r] * rescale[r];
+    // -inf: nothing visible yet; any maximum moves that.
+    moves[r] = (top - state.row_max[r]) * scale_log2 > kExponentSlack;
+    base[r] = moves[r] ? top : state.row_max[r];
+  }
+  const bool any = ptx::ballot(moves[0] || moves[1]) != 0;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float reference = base[r] == minus_infinity() ? 0.0f : base[r] * scale_log2;
+    if (any) {
+      rescale[r] = moves[r] ? ptx::ex2_approx(state.row_max[r] * scale_log2 - reference) : 1.0f;
+      state.row_max[r] = base[r];
+      state.row_sum[r] *= rescale[r];
+    }
+    float sum = state.row_sum[r];
 #pragma unroll
     for (int i = 0; i < Tiles; ++i) {
 #pragma unroll
       for (int j = 2 * r; j < 2 * r + 2; ++j) {
-        s[i][j] = ptx::ex2_approx(s[i][j] * scale_log2 - base);
+        s[i][j] = ptx::ex2_approx(s[i][j] * scale_log2 - reference);
         sum += s[i][j];
       }
     }
     state.row_sum[r] = sum;
   }
+  return any;
 }
 
 /// The two rows' factor of O and natural log-sum-exp (-inf for a row that saw nothing).
