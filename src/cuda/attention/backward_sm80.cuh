@@ -95,10 +95,10 @@ __device__ __forceinline__ void multiply_columns(float (&c)[kAtoms][kPieces * 2]
   }
 }
 
-/// A bool as a type.
-template <bool kValue>
+/// A number as a type.
+template <auto kValue>
 struct Constant {
-  static constexpr bool value = kValue;
+  static constexpr auto value = kValue;
 };
 
 /// What turns a warp's S and dP into P and dS.
@@ -459,7 +459,8 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     }
     ptx::bar_sync(0, C.threads());  // B
 
-    // One bit for each warp's part of S.
+    // One bit for each warp's part of S. Straight code where all are visible: branches between the
+    // products would keep loads of one from starting during another.
     u32 visible = ~0u;
     if (!full) {
       visible = ptx::ballot(lane < C.warps &&
@@ -468,16 +469,22 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     const auto piece_visible = [&](int row, int key) {
       return (visible >> (row / C.score_rows() * kWarpsKv + key / C.score_keys()) & 1) != 0;
     };
-    constexpr int kStepRows = C.score_rows();  // query rows of a piece
-#pragma unroll
-    for (int row = 0; row < C.tile_q; row += kStepRows) {
-      if (!piece_visible(row, grad_key)) continue;
-      multiply_columns<C.element, kKeyAtoms, kDimVPieces, kStepRows / 16, true>(
+    const auto add_dkv = [&](int row, auto rows_at_once) {
+      constexpr int kSteps = decltype(rows_at_once)::value / 16;
+      multiply_columns<C.element, kKeyAtoms, kDimVPieces, kSteps, true>(
           dv, shared + kPlan.p + row * kScoreBytes + grad_key * 2, kScoreBytes,
           dout_tile + row * kDimVBytes + grad_dim_v * 2, kDimVBytes);
-      multiply_columns<C.element, kKeyAtoms, kDimPieces, kStepRows / 16, true>(
+      multiply_columns<C.element, kKeyAtoms, kDimPieces, kSteps, true>(
           dk, shared + kPlan.ds + row * kScoreBytes + grad_key * 2, kScoreBytes,
           q_tile + row * kDimBytes + grad_dim * 2, kDimBytes);
+    };
+    if (full) {
+      add_dkv(0, Constant<C.tile_q>{});
+    } else {
+#pragma unroll 1
+      for (int row = 0; row < C.tile_q; row += C.score_rows()) {
+        if (piece_visible(row, grad_key)) add_dkv(row, Constant<C.score_rows()>{});
+      }
     }
     if constexpr (C.stages == 1) {
       ptx::bar_sync(0, C.threads());  // C
@@ -488,15 +495,21 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     }
 
     float dq[kDqAtoms][kDqPieces * 2][4] = {};
-    constexpr int kStepKeys = C.score_keys();
-    bool any = false;
-#pragma unroll
-    for (int key = 0; key < C.tile_kv; key += kStepKeys) {
-      if (!piece_visible(dq_row, key)) continue;
-      any = true;
-      multiply_columns<C.element, kDqAtoms, kDqPieces, kStepKeys / 16, false>(
+    const auto add_dq = [&](int key, auto keys_at_once) {
+      multiply_columns<C.element, kDqAtoms, kDqPieces, decltype(keys_at_once)::value / 16, false>(
           dq, shared + kPlan.ds + dq_row * kScoreBytes + key * 2, kScoreBytes,
           shared + kPlan.k + key * kDimBytes + dq_dim * 2, kDimBytes);
+    };
+    bool any = full;
+    if (full) {
+      add_dq(0, Constant<C.tile_kv>{});
+    } else {
+#pragma unroll 1
+      for (int key = 0; key < C.tile_kv; key += C.score_keys()) {
+        if (!piece_visible(dq_row, key)) continue;
+        any = true;
+        add_dq(key, Constant<C.score_keys()>{});
+      }
     }
     if (any) {
       const i64 dq_stride = p.dq_sum[h].row_stride;

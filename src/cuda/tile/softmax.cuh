@@ -54,34 +54,43 @@ inline constexpr float kExponentSlack = 8.0f;
 
 /// s becomes exp2(scale_log2 * (s - reference)), where a row's reference (state.row_max) is a
 /// maximum it had, at most kExponentSlack below the present one. Returns whether some row of the
-/// warp has moved its reference; O must then be multiplied with `rescale`.
-template <int Tiles>
+/// warp has moved its reference; O must then be multiplied with `rescale`. Without kLazy references
+/// follow their maxima and the answer is always true.
+template <bool kLazy, int Tiles>
 __device__ __forceinline__ bool softmax_step(float (&s)[Tiles][4], RowState& state,
                                              float scale_log2, float (&rescale)[2]) {
-  float base[2];
+  bool any = true;
   bool moves[2];
+  float top[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float top = s[0][2 * r];
+    top[r] = state.row_max[r];
 #pragma unroll
     for (int i = 0; i < Tiles; ++i) {
-      top =
-          ptx::max_f32(top, i == 0 ? s[i][2 * r + 1] : ptx::max_f32(s[i][2 * r], s[i][2 * r + 1]));
+      top[r] = ptx::max_f32(top[r], ptx::max_f32(s[i][2 * r], s[i][2 * r + 1]));
     }
-    top = ptx::max_f32(top, ptx::shfl_xor_f32(top, 1));
-    top = ptx::max_f32(top, ptx::shfl_xor_f32(top, 2));
-    // -inf: nothing visible yet; any maximum moves that.
-    moves[r] = (top - state.row_max[r]) * scale_log2 > kExponentSlack;
-    base[r] = moves[r] ? top : state.row_max[r];
+    top[r] = ptx::max_f32(top[r], ptx::shfl_xor_f32(top[r], 1));
+    top[r] = ptx::max_f32(top[r], ptx::shfl_xor_f32(top[r], 2));
+    // From -inf, where nothing was visible yet, any maximum moves it; -inf to -inf is NaN and does
+    // not.
+    moves[r] = (top[r] - state.row_max[r]) * scale_log2 > kExponentSlack;
   }
-  const bool any = ptx::ballot(moves[0] || moves[1]) != 0;
+  if constexpr (kLazy) {
+    any = ptx::ballot(moves[0] || moves[1]) != 0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (!moves[r]) top[r] = state.row_max[r];
+    }
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float reference = base[r] == minus_infinity() ? 0.0f : base[r] * scale_log2;
+    const float reference = top[r] == minus_infinity() ? 0.0f : top[r] * scale_log2;
     if (any) {
-      rescale[r] = moves[r] ? ptx::ex2_approx(state.row_max[r] * scale_log2 - reference) : 1.0f;
-      state.row_max[r] = base[r];
+      rescale[r] = ptx::ex2_approx(state.row_max[r] * scale_log2 - reference);
+      // A row that has seen nothing keeps 0 sums; one whose reference stays is multiplied with
+      // exactly 1.
       state.row_sum[r] *= rescale[r];
+      state.row_max[r] = top[r];
     }
     float sum = state.row_sum[r];
 #pragma unroll
