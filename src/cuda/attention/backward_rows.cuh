@@ -7,6 +7,7 @@
 #include "cuda/attention/params.hpp"
 #include "cuda/ptx/sm80.cuh"
 #include "cuda/tile/copy.cuh"
+#include "geometry/tiles.hpp"
 
 namespace stepwell::cuda {
 
