@@ -30,6 +30,7 @@ constexpr std::string_view kSuffix = ".cubin";
 constexpr std::uint64_t kDefaultBytes = std::uint64_t{1} << 30;
 constexpr std::chrono::hours kAbandoned{1};  // a temporary or lock file nobody works with any more
 constexpr mode_t kPrivateFolder = 0700;
+constexpr mode_t kPackagedFolder = 0777;  // less the process's umask
 
 /// Environment variables that change what NVRTC compiles behind our back.
 constexpr const char* kCompilerVariables[] = {"NVRTC_PREPEND_FLAGS", "NVRTC_APPEND_FLAGS"};
@@ -48,16 +49,19 @@ void warn_once(const std::string& line) {
   log(LogLevel::kWarning, line);
 }
 
-/// Creates `dir` with mode 0700 where it does not exist; returns an error text or "".
-std::string create_private(const fs::path& dir) {
-  std::error_code error;
-  if (dir.has_parent_path()) fs::create_directories(dir.parent_path(), error);
-  if (mkdir(dir.c_str(), kPrivateFolder) == 0 || errno == EEXIST) return "";
-  return fmt::format("{}: {}", dir.string(), std::generic_category().message(errno));
-}
-
 Owner owner_of(KernelCache::Access access) {
   return access == KernelCache::Access::kPrivate ? Owner::kUser : Owner::kInstalled;
+}
+
+/// Creates `dir` where it does not exist; returns an error text or "".
+std::string create(const fs::path& dir, KernelCache::Access access) {
+  std::error_code error;
+  if (dir.has_parent_path()) fs::create_directories(dir.parent_path(), error);
+  const bool is_private = access == KernelCache::Access::kPrivate;
+  if (mkdir(dir.c_str(), is_private ? kPrivateFolder : kPackagedFolder) == 0 || errno == EEXIST) {
+    return "";
+  }
+  return fmt::format("{}: {}", dir.string(), std::generic_category().message(errno));
 }
 
 struct DatedFile {
@@ -216,17 +220,14 @@ std::optional<CompiledKernel> KernelCache::find(const std::string& key,
 
 fs::path KernelCache::store(const std::string& key, const KernelSpec& spec, const std::string& arch,
                             const CompiledKernel& kernel) const {
-  STEPWELL_CHECK(access_ == Access::kPrivate, kRuntime,
-                 "{} holds packaged kernels: nothing is "
-                 "written there",
-                 dir_.string());
-  std::string problem = create_private(dir_);
+  std::string problem = create(dir_, access_);
   if (problem.empty()) {
-    const OpenedFolder folder = open_folder(dir_, Owner::kUser);
+    const OpenedFolder folder = open_folder(dir_, owner_of(access_));
     problem = folder.problem;
     if (folder.fd) {
       const std::string name = file_name(key, kernel.compiler);
-      problem = write_file(folder.fd, name, pack_kernel(key, spec, arch, kernel));
+      problem =
+          write_file(folder.fd, name, pack_kernel(key, spec, arch, kernel), owner_of(access_));
       if (problem.empty()) {
         remove_abandoned(dir_);
         evict(dir_, max_bytes_, name);
@@ -240,10 +241,8 @@ fs::path KernelCache::store(const std::string& key, const KernelSpec& spec, cons
 }
 
 std::string KernelCache::problem() const {
-  if (access_ == Access::kPrivate) {
-    const std::string problem = create_private(dir_);
-    if (!problem.empty()) return problem;
-  }
+  const std::string problem = create(dir_, access_);
+  if (!problem.empty()) return problem;
   return open_folder(dir_, owner_of(access_)).problem;
 }
 
@@ -293,8 +292,8 @@ FoundKernel find_or_compile(const KernelSpec& spec, const std::string& arch,
   const auto compiler = available_compiler();
   if (auto kernel = cache.find(key, compiler)) return {*std::move(kernel), Origin::kCache};
 
-  create_private(cache.dir());  // `store` says what went wrong
-  const OpenedFolder folder = open_folder(cache.dir(), Owner::kUser);
+  create(cache.dir(), cache.access());  // `store` says what went wrong
+  const OpenedFolder folder = open_folder(cache.dir(), owner_of(cache.access()));
   std::optional<FileLock> lock;
   if (folder.fd && compiler) {
     lock.emplace(folder.fd, file_name(key, *compiler));

@@ -37,8 +37,8 @@ std::string kernel_key(const KernelSpec& spec, const std::string& arch,
 class KernelCache {
  public:
   enum class Access {
-    kPrivate,   ///< read and written; only the user may write to it; created as 0700
-    kPackaged,  ///< read only; it belongs to the user or to root
+    kPrivate,   ///< only the user may write to it; created as 0700; read files become the newest
+    kPackaged,  ///< trusted as the library itself is; created for everybody to read
   };
 
   KernelCache(std::filesystem::path dir, Access access, std::uint64_t max_bytes = kUnbounded);
@@ -48,15 +48,15 @@ class KernelCache {
   std::optional<CompiledKernel> find(const std::string& key,
                                      std::optional<CompilerVersion> compiler) const;
 
-  /// Keeps the kernel; returns the file's path, or an empty one where it cannot be written, which
-  /// is logged once and harmless.
+  /// Keeps the kernel and removes the files unused longest past the bound. Returns the file's path,
+  /// or an empty one where it cannot be written, which is logged once and harmless.
   std::filesystem::path store(const std::string& key, const KernelSpec& spec,
                               const std::string& arch, const CompiledKernel& kernel) const;
 
   const std::filesystem::path& dir() const { return dir_; }
+  Access access() const { return access_; }
 
-  /// Why the folder is not used, or nothing. Of a private folder that does not exist yet: nothing
-  /// where it can be created.
+  /// Creates the folder where it does not exist; returns why it cannot be used, or nothing.
   std::string problem() const;
 
   struct Usage {
@@ -90,7 +90,7 @@ struct FoundKernel {
 /// that want the same kernel at the same time wait for the first to compile it. Thread-safe.
 FoundKernel find_or_compile(const KernelSpec& spec, const std::string& arch);
 
-/// The same with one given cache and no packaged kernels.
+/// The same with nothing but one given cache.
 FoundKernel find_or_compile(const KernelSpec& spec, const std::string& arch,
                             const KernelCache& cache);
 

@@ -17,6 +17,7 @@ namespace stepwell::runtime {
 namespace {
 
 constexpr mode_t kPrivateFile = 0600;
+constexpr mode_t kInstalledFile = 0666;  // less the process's umask
 constexpr std::chrono::milliseconds kLockPoll{20};
 constexpr std::chrono::seconds kLockTimeout{60};
 
@@ -104,10 +105,11 @@ std::optional<std::string> read_file(const FileDescriptor& folder, const std::st
 }
 
 std::string write_file(const FileDescriptor& folder, const std::string& name,
-                       std::string_view bytes) {
+                       std::string_view bytes, Owner owner) {
   const std::string temporary = temporary_name();
   const FileDescriptor file(openat(folder.get(), temporary.c_str(),
-                                   O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kPrivateFile));
+                                   O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                                   owner == Owner::kUser ? kPrivateFile : kInstalledFile));
   if (!file) return error_text(errno);
   if (write_all(file.get(), bytes) &&
       renameat(folder.get(), temporary.c_str(), folder.get(), name.c_str()) == 0) {

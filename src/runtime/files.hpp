@@ -46,9 +46,10 @@ OpenedFolder open_folder(const std::filesystem::path& dir, Owner owner);
 std::optional<std::string> read_file(const FileDescriptor& folder, const std::string& name,
                                      Owner owner, bool touch);
 
-/// Writes under a temporary name (kTemporaryPrefix), then renames. Returns an error text, or "".
+/// Writes under a temporary name (kTemporaryPrefix), then renames. The user's own files are for
+/// nobody else to read. Returns an error text, or "".
 std::string write_file(const FileDescriptor& folder, const std::string& name,
-                       std::string_view bytes);
+                       std::string_view bytes, Owner owner);
 
 inline constexpr std::string_view kTemporaryPrefix = ".writing-";
 inline constexpr std::string_view kLockSuffix = ".lock";

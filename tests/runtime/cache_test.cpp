@@ -131,6 +131,19 @@ TEST(Cache, IsPrivate) {
   EXPECT_EQ(fs::status(file).permissions(), fs::perms::owner_read | fs::perms::owner_write);
 }
 
+TEST(Cache, PackagedKernelsAreForEverybody) {
+  const TemporaryFolder folder;
+  const mode_t before = umask(022);
+  const KernelCache cache(folder.path() / "cubins", Access::kPackaged);
+  const fs::path file = store(cache, kKey);
+  umask(before);
+  EXPECT_EQ(fs::status(cache.dir()).permissions(), static_cast<fs::perms>(0755));
+  EXPECT_EQ(fs::status(file).permissions(), static_cast<fs::perms>(0644));
+  EXPECT_TRUE(cache.find(kKey, kCompiler));
+  fs::permissions(file, fs::perms::others_write, fs::perm_options::add);
+  EXPECT_FALSE(cache.find(kKey, kCompiler));
+}
+
 TEST(Cache, CompilerVersionsAreKeptApart) {
   const TemporaryFolder folder;
   const KernelCache cache(folder.path(), Access::kPrivate);
