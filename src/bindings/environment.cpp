@@ -2,6 +2,7 @@
 
 #include <tvm/ffi/extra/c_env_api.h>
 
+#include <algorithm>
 #include <cstddef>
 
 #include "core/check.hpp"
@@ -34,6 +35,7 @@ void* Environment::allocate(void* context, std::size_t bytes, Device device) {
     if (error != nullptr) {
       const TVMFFIByteArray message = TVMFFIErrorGetCellPtr(error)->message;
       reason.assign(message.data, message.size);
+      reason.resize(std::min(reason.find('\n'), reason.size()));  // torch adds its C++ stack
       TVMFFIObjectDecRef(error);
     }
     throw Error(ErrorKind::kRuntime,
