@@ -220,7 +220,7 @@ template <BackwardConfig C>
 __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p) {
   using geometry::Half;
   using geometry::Interval;
-  constexpr BackwardPlan kPlan = backward_plan(C);
+  static constexpr BackwardPlan kPlan = backward_plan(C);
   constexpr int kDimBytes = padded_row_bytes(C.head_dim);
   constexpr int kDimVBytes = padded_row_bytes(C.head_dim_v);
   constexpr int kScoreBytes = padded_row_bytes(C.tile_kv);

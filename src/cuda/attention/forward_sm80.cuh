@@ -135,7 +135,7 @@ template <ForwardConfig C>
 __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
   using geometry::Half;
   using geometry::Interval;
-  constexpr ForwardPlan kPlan = forward_plan(C);
+  static constexpr ForwardPlan kPlan = forward_plan(C);
   constexpr int kAtoms = C.rows_per_warp / 16;
   constexpr int kKRowBytes = padded_row_bytes(C.head_dim);
   constexpr int kVRowBytes = padded_row_bytes(C.head_dim_v);
