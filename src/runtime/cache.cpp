@@ -70,46 +70,47 @@ struct DatedFile {
   fs::path path;
 };
 
-/// The kernels of `dir`. Files that vanish while it is read are left out.
-std::vector<DatedFile> kernel_files(const fs::path& dir) {
+/// The files of `dir`. Those that vanish while it is read are left out.
+std::vector<DatedFile> list_files(const fs::path& dir) {
   std::vector<DatedFile> files;
   std::error_code error;
   for (fs::directory_iterator entry(dir, error), end; !error && entry != end;
        entry.increment(error)) {
-    if (entry->path().extension() != kSuffix) continue;
     std::error_code gone;
     DatedFile file{entry->last_write_time(gone), 0, entry->path()};
-    if (!gone) file.bytes = entry->file_size(gone);
+    if (!gone && entry->is_regular_file(gone)) file.bytes = entry->file_size(gone);
     if (!gone) files.push_back(std::move(file));
   }
   return files;
 }
 
-void remove_abandoned(const fs::path& dir) {
-  const auto now = fs::file_time_type::clock::now();
-  std::error_code error;
-  for (fs::directory_iterator entry(dir, error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (!name.starts_with(kTemporaryPrefix) && !name.ends_with(kLockSuffix)) continue;
-    std::error_code gone;
-    const auto time = entry->last_write_time(gone);
-    if (!gone && now - time > kAbandoned) fs::remove(entry->path(), gone);
-  }
+bool is_kernel(const DatedFile& file) { return file.path.extension() == kSuffix; }
+
+void remove_file(const fs::path& file) {
+  std::error_code gone;
+  fs::remove(file, gone);
 }
 
-/// Removes the files unused longest until `max_bytes` hold the rest; never `kept`.
-void evict(const fs::path& dir, std::uint64_t max_bytes, const fs::path& kept) {
-  std::vector<DatedFile> files = kernel_files(dir);
+/// Removes what dead processes left behind, and the kernels unused longest until `max_bytes` hold
+/// the rest; never `kept`.
+void tidy(const fs::path& dir, std::uint64_t max_bytes, const std::string& kept) {
+  std::vector<DatedFile> files = list_files(dir);
+  const auto now = fs::file_time_type::clock::now();
   std::uint64_t bytes = 0;
-  for (const DatedFile& file : files) bytes += file.bytes;
+  for (const DatedFile& file : files) {
+    const std::string name = file.path.filename().string();
+    if (is_kernel(file)) bytes += file.bytes;
+    if ((name.starts_with(kTemporaryPrefix) || name.ends_with(kLockSuffix)) &&
+        now - file.time > kAbandoned) {
+      remove_file(file.path);
+    }
+  }
   if (bytes <= max_bytes) return;
   std::ranges::sort(files, {}, &DatedFile::time);
   for (const DatedFile& file : files) {
     if (bytes <= max_bytes) break;
-    if (file.path.filename() == kept.filename()) continue;
-    std::error_code gone;
-    fs::remove(file.path, gone);
+    if (!is_kernel(file) || file.path.filename() == kept) continue;
+    remove_file(file.path);
     bytes -= file.bytes;
   }
 }
@@ -190,14 +191,14 @@ KernelCache::KernelCache(fs::path dir, Access access, std::uint64_t max_bytes)
 std::optional<CompiledKernel> KernelCache::find(const std::string& key,
                                                 std::optional<CompilerVersion> compiler) const {
   const OpenedFolder folder = open_folder(dir_, owner_of(access_));
-  if (!folder.problem.empty()) warn_once("kernels are not kept: " + folder.problem);
+  if (!folder.problem.empty()) warn_once("compiled kernels are not kept: " + folder.problem);
   if (!folder.fd) return std::nullopt;
 
   std::vector<std::pair<CompilerVersion, std::string>> candidates;
   if (compiler) {
     candidates.emplace_back(*compiler, file_name(key, *compiler));
   } else {
-    for (const DatedFile& file : kernel_files(dir_)) {
+    for (const DatedFile& file : list_files(dir_)) {
       const std::string name = file.path.filename().string();
       CompilerVersion version;
       if (std::sscanf(name.c_str() + std::min(key.size(), name.size()), ".%d.%d", &version.major,
@@ -229,14 +230,13 @@ fs::path KernelCache::store(const std::string& key, const KernelSpec& spec, cons
       problem =
           write_file(folder.fd, name, pack_kernel(key, spec, arch, kernel), owner_of(access_));
       if (problem.empty()) {
-        remove_abandoned(dir_);
-        evict(dir_, max_bytes_, name);
+        tidy(dir_, max_bytes_, name);
         return dir_ / name;
       }
       problem = fmt::format("{}: {}", dir_.string(), problem);
     }
   }
-  warn_once("kernels are not kept: " + problem);
+  warn_once("compiled kernels are not kept: " + problem);
   return {};
 }
 
@@ -248,7 +248,8 @@ std::string KernelCache::problem() const {
 
 KernelCache::Usage KernelCache::usage() const {
   Usage usage;
-  for (const DatedFile& file : kernel_files(dir_)) {
+  for (const DatedFile& file : list_files(dir_)) {
+    if (!is_kernel(file)) continue;
     ++usage.files;
     usage.bytes += file.bytes;
   }
