@@ -40,7 +40,9 @@ def _nvidia_library_dirs() -> list[str]:
     spec = importlib.util.find_spec("nvidia")
     places = [] if spec is None else spec.submodule_search_locations or []
     parts = ("cu13/lib", "cuda_nvrtc/lib")
-    return [str(Path(place, part)) for part in parts for place in places if Path(place, part).is_dir()]
+    return [
+        str(Path(place, part)) for part in parts for place in places if Path(place, part).is_dir()
+    ]
 
 
 _logger = logging.getLogger("stepwell")
