@@ -25,6 +25,10 @@ SPLIT_TENSORS = 16
 SEQUENCE_TENSORS = 10
 
 
+# tvm-ffi turns errors of kinds it does not know into RuntimeError.
+tvm_ffi.register_error("NotImplementedError", NotImplementedError)
+
+
 def _load() -> Any:
     path = Path(__file__).with_name(_LIBRARY)
     if not path.exists():
