@@ -67,12 +67,18 @@ constexpr BackwardTiles kBackwardTiles[] = {
     {4, 64, 64, 2, 2, 2, 1, 2},   // fastest at head dims 64 and 128
     {8, 64, 128, 2, 4, 2, 1, 1},  // as fast at 128, where two CTAs with the former do not fit
     {4, 32, 64, 2, 2, 2, 1, 2},
-    {8, 64, 64, 2, 2, 2, 1, 1},  // dK and dV in half as many registers: head dims 192 and 256
+    {8, 64, 64, 2, 4, 2, 1, 1},  // dK and dV in half as many registers: head dims 192 and 256
     {8, 64, 64, 2, 4, 4, 1, 1},  // the same where warps cannot share head dim 96 by four
-    {8, 32, 64, 2, 2, 2, 1, 1},  // head dim 192 in 99 KB
+    {8, 32, 64, 2, 4, 2, 1, 1},  // head dim 192 in 99 KB
     {4, 32, 64, 2, 2, 2, 1, 1},
     {4, 32, 32, 2, 2, 2, 1, 1},  // head dim 256 in 99 KB
 };
+
+// A warp's keys of dK and dV, and its rows of dQ, lie in one piece of S: unseen pieces are not
+// written, and are skipped whole.
+bool stays_in_pieces(const BackwardConfig& c) {
+  return c.tile_kv / c.warps_key <= c.score_keys() && c.tile_q / c.warps_dq <= c.score_rows();
+}
 
 // Every warp has whole fragments of 16 rows and 16 columns of each product.
 bool divides(const BackwardConfig& c) {
@@ -131,7 +137,7 @@ BackwardConfig backward_config(const KernelTraits& traits, const DeviceLimits& l
                                 .ctas_per_sm = tiles.ctas_per_sm,
                                 .softcap = traits.softcap,
                                 .dropout = traits.dropout};
-    if (divides(config) && has_registers(config) &&
+    if (divides(config) && stays_in_pieces(config) && has_registers(config) &&
         fits(backward_plan(config).bytes, tiles.ctas_per_sm, limits)) {
       return config;
     }
