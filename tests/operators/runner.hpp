@@ -1,0 +1,41 @@
+// Who runs a case: the CPU backend, a GPU, or the CUDA backend on the host model.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "operators/cases.hpp"
+#include "operators/operands.hpp"
+
+namespace stepwell::testing {
+
+class Runner {
+ public:
+  virtual ~Runner() = default;
+
+  /// Whether it has the case's dtype and kernels.
+  virtual bool takes(const Case& c) const = 0;
+  /// Part of the error, where the backend refuses the case by name; "": it does not.
+  virtual std::string forward_refusal(const Case&) const { return ""; }
+  /// The same of an option that only the backward pass refuses: `deterministic`.
+  virtual std::string backward_refusal(const Case&) const { return ""; }
+  /// The case, or one like it that the runner takes.
+  virtual Case nearest(Case c) const { return c; }
+  /// How many random cases it has the time for.
+  virtual std::uint64_t random_cases() const { return 400; }
+
+  virtual void forward(const Case& c, Call& call) = 0;
+  virtual void backward(const Case& c, Call& call) = 0;
+};
+
+/// `device` is "cpu"; "cuda", which is GPU 0; "cuda-model", or "cuda-model:8.6" for another compute
+/// capability than 9.0. `mode` is for the host model:
+///   checked  race check, late copies, warps in order
+///   plain    no race check; reversed and random orders, early and late copies in turn
+///   mixed    bf16 cases checked, f16 cases plain
+std::unique_ptr<Runner> make_runner(const std::string& device, const std::string& mode);
+
+/// Of this run of the tests, from the command line (main.cpp).
+Runner& test_runner();
+
+}  // namespace stepwell::testing
