@@ -216,6 +216,47 @@ __device__ __forceinline__ QueryWalk query_walk(const geometry::SampleMask& mask
   return walk;
 }
 
+/// A CTA's tile of keys.
+struct KeyTile {
+  geometry::Sample sample;
+  geometry::Half half;
+  i32 view;
+  i32 head_kv;
+  i32 sample_index;
+  i64 first_row;  // of the segment
+  geometry::Interval keys;
+  geometry::Interval padding;
+};
+
+/// Worked out from the CTA's index. Called again where it is needed again: kept in registers
+/// through the main loop it would push others out to memory.
+template <BackwardConfig C>
+__device__ __forceinline__ KeyTile locate_key_tile(const BackwardParams& p, const TileItem& item) {
+  using geometry::Half;
+  KeyTile tile;
+  // Clean keys, segment 0 here, have the longest walks.
+  tile.half = item.segment == 0 ? Half::kClean : Half::kNoisy;
+  tile.view = item.segment - 1;
+  tile.head_kv = item.head_kv;
+  tile.sample_index = item.sample;
+  tile.sample = geometry::sample_at(p.layout, item.sample);
+  const geometry::SegmentRows segment =
+      tile.half == Half::kNoisy ? tile.sample.noisy : tile.sample.clean_kv;
+  tile.first_row =
+      segment.first + (tile.half == Half::kNoisy ? tile.view * tile.sample.view_stride : 0);
+  // The first tiles are seen by the most rows.
+  const i32 index = p.grid.tiles - 1 - item.tile;
+  const i32 len = geometry::key_len(tile.sample.mask, tile.half);
+  tile.keys = geometry::tile_interval(index, C.tile_kv, len);
+  tile.padding = {geometry::max_of(index * C.tile_kv, len),
+                  geometry::min_of((index + 1) * C.tile_kv, segment.count)};
+  return tile;
+}
+
+__device__ __forceinline__ u16* head_rows(const HalfRows& rows, i64 batch, i64 row, i32 head) {
+  return rows.data + batch * rows.batch_stride + row * rows.row_stride + head * rows.head_stride;
+}
+
 template <BackwardConfig C>
 __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p) {
   using geometry::Half;
@@ -239,109 +280,116 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   const int warp = thread / 32;
   const int lane = thread % 32;
 
-  // ---- which tile of keys: the first ones are seen by the most rows
-  TileItem item = tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index<0>()));
-  const i32 tile = p.grid.tiles - 1 - item.tile;
+  // ---- which tile of keys
   const i32 views = p.layout.mask.num_views;
-  // Clean keys, segment 0 here, have the longest walks.
-  const Half key_half = item.segment == 0 ? Half::kClean : Half::kNoisy;
-  const i32 key_view = item.segment - 1;
-  const int kh = static_cast<int>(key_half);
-  if (item.sample == p.layout.batch) {
-    const geometry::RowRun tail =
-        geometry::packed_key_tail(p.layout, key_half == Half::kClean ? views : key_view);
-    const i64 step = static_cast<i64>(p.grid.tiles) * C.tile_kv;
-    for (i64 row = static_cast<i64>(tile) * C.tile_kv; row < tail.count; row += step) {
-      const i64 count = geometry::min_of<i64>(C.tile_kv, tail.count - row);
-      write_zero_rows<C.threads()>(p.dk[kh], 0, item.head_kv, tail.first + row, count, p.head_dim);
-      write_zero_rows<C.threads()>(p.dv[kh], 0, item.head_kv, tail.first + row, count,
-                                   p.head_dim_v);
+  Half key_half;
+  i32 key_view;
+  Interval keys;
+  {
+    const TileItem item = tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index<0>()));
+    const int kh = item.segment == 0 ? 1 : 0;
+    if (item.sample == p.layout.batch) {
+      const geometry::RowRun tail =
+          geometry::packed_key_tail(p.layout, kh == 1 ? views : item.segment - 1);
+      const i64 step = static_cast<i64>(p.grid.tiles) * C.tile_kv;
+      for (i64 row = static_cast<i64>(item.tile) * C.tile_kv; row < tail.count; row += step) {
+        const i64 count = geometry::min_of<i64>(C.tile_kv, tail.count - row);
+        write_zero_rows<C.threads()>(p.dk[kh], 0, item.head_kv, tail.first + row, count,
+                                     p.head_dim);
+        write_zero_rows<C.threads()>(p.dv[kh], 0, item.head_kv, tail.first + row, count,
+                                     p.head_dim_v);
+      }
+      return;
     }
-    return;
-  }
-  const geometry::Sample sample = geometry::sample_at(p.layout, item.sample);
-  const geometry::SegmentRows segment = key_half == Half::kNoisy ? sample.noisy : sample.clean_kv;
-  const i64 first_key_row =
-      segment.first + (key_half == Half::kNoisy ? key_view * sample.view_stride : 0);
-  const i32 key_len = geometry::key_len(sample.mask, key_half);
-  const Interval keys = geometry::tile_interval(tile, C.tile_kv, key_len);
-  const Interval padding{geometry::max_of(tile * C.tile_kv, key_len),
-                         geometry::min_of((tile + 1) * C.tile_kv, segment.count)};
-  if (!padding.empty()) {
-    write_zero_rows<C.threads()>(p.dk[kh], sample.batch_index, item.head_kv,
-                                 first_key_row + padding.begin, padding.size(), p.head_dim);
-    write_zero_rows<C.threads()>(p.dv[kh], sample.batch_index, item.head_kv,
-                                 first_key_row + padding.begin, padding.size(), p.head_dim_v);
-  }
-  if (keys.empty()) return;
+    const KeyTile tile = locate_key_tile<C>(p, item);
+    const i64 batch = tile.sample.batch_index;
+    if (!tile.padding.empty()) {
+      const i64 row = tile.first_row + tile.padding.begin;
+      const i32 count = tile.padding.size();
+      write_zero_rows<C.threads()>(p.dk[kh], batch, item.head_kv, row, count, p.head_dim);
+      write_zero_rows<C.threads()>(p.dv[kh], batch, item.head_kv, row, count, p.head_dim_v);
+    }
+    if (tile.keys.empty()) return;
+    key_half = tile.half;
+    key_view = tile.view;
+    keys = tile.keys;
 
-  const auto head_rows = [&](const HalfRows& rows, i64 row, i32 head) {
-    return rows.data + sample.batch_index * rows.batch_stride + row * rows.row_stride +
-           head * rows.head_stride;
-  };
-  request_tile<C.tile_kv, C.head_dim, C.threads()>(
-      shared + kPlan.k, head_rows(p.k[kh], first_key_row, item.head_kv), p.k[kh].row_stride,
-      keys.begin, keys.end, p.head_dim);
-  request_tile<C.tile_kv, C.head_dim_v, C.threads()>(
-      shared + kPlan.v, head_rows(p.v[kh], first_key_row, item.head_kv), p.v[kh].row_stride,
-      keys.begin, keys.end, p.head_dim_v);
-  ptx::cp_async_commit_group();
+    request_tile<C.tile_kv, C.head_dim, C.threads()>(
+        shared + kPlan.k, head_rows(p.k[kh], batch, tile.first_row, item.head_kv),
+        p.k[kh].row_stride, keys.begin, keys.end, p.head_dim);
+    request_tile<C.tile_kv, C.head_dim_v, C.threads()>(
+        shared + kPlan.v, head_rows(p.v[kh], batch, tile.first_row, item.head_kv),
+        p.v[kh].row_stride, keys.begin, keys.end, p.head_dim_v);
+    ptx::cp_async_commit_group();
+    // The walks over noisy and over clean queries.
+    static_assert(sizeof(QueryWalk) <= 128);
+    if (thread < 2) {
+      const Half half = thread == 0 ? Half::kNoisy : Half::kClean;
+      QueryWalk walk{};
+      if (half == Half::kNoisy || key_half == Half::kClean) {
+        walk = query_walk<C>(tile.sample.mask, half, key_half, keys);
+      }
+      ptx::st_shared_object(shared + kPlan.walks + thread * 128, walk);
+    }
+    ptx::bar_sync(0, C.threads());
+  }
 
   // ---- the walk: query heads, in each the views (of noisy keys: their own), then clean queries
-  static_assert(sizeof(QueryWalk) <= 128);
-  if (thread < 2) {
-    const Half half = thread == 0 ? Half::kNoisy : Half::kClean;
-    QueryWalk walk{};
-    if (half == Half::kNoisy || key_half == Half::kClean) {
-      walk = query_walk<C>(sample.mask, half, key_half, keys);
-    }
-    ptx::st_shared_object(shared + kPlan.walks + thread * 128, walk);
-  }
-  ptx::bar_sync(0, C.threads());
   const i32 group = p.group();
   const i32 first_segment = key_half == Half::kNoisy ? key_view : 0;
   const i32 last_segment = key_half == Half::kNoisy ? key_view : views;  // views: clean queries
 
-  // The tile that is requested next: its segment and head, and where their rows begin.
-  struct Request {
-    i32 head;  // of the group
-    i32 segment;
-    i32 tile;
-    i32 tile_end;
-    i32 len;
-    const u16* q;
-    const u16* dout;
-  };
-  Request next{0, first_segment - 1, 0, 0, 0, nullptr, nullptr};
-  // Goes on to a tile at or after next.tile, in this segment or a later one; false at the end.
-  const auto find = [&]() {
-    while (next.tile >= next.tile_end) {
-      if (++next.segment > last_segment) {
-        next.segment = first_segment;
-        if (++next.head == group) return false;
+  // The tile that is requested next. Where the rows of its head and segment begin lies in one of
+  // the warp's two slots of shared memory (registers are short): q, dout, lse, delta, dq, length.
+  const u32 runs = shared + kPlan.runs + warp * 96;
+  i32 next_head = 0;  // of the group
+  i32 next_segment = first_segment - 1;
+  i32 next_tile = 0;
+  i32 next_end = 0;
+  int next_slot = 0;
+  // Goes on to a tile at or after next_tile, in this segment or a later one; false at the end. A
+  // later one takes the slot that `slot`, of the tile at hand, leaves free.
+  const auto find = [&](int slot) {
+    while (next_tile >= next_end) {
+      if (++next_segment > last_segment) {
+        next_segment = first_segment;
+        if (++next_head == group) return false;
       }
-      const int h = next.segment < views ? 0 : 1;
+      const int h = next_segment < views ? 0 : 1;
       const u32 walk = shared + kPlan.walks + h * 128;
-      ptx::ld_shared_v2(walk, next.tile, next.tile_end);
-      next.len = static_cast<i32>(ptx::ld_shared_u32(walk + 16));
-      const i64 row =
-          h == 0 ? sample.noisy.first + next.segment * sample.view_stride : sample.clean_q.first;
-      const i32 head = item.head_kv * group + next.head;
-      next.q = head_rows(p.q[h], row, head);
-      next.dout = head_rows(p.dout[h], row, head);
+      ptx::ld_shared_v2(walk, next_tile, next_end);
+      next_slot = slot ^ 1;
+      if (lane == 0) {
+        const KeyTile tile = locate_key_tile<C>(
+            p, tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index_again<0>())));
+        const i64 batch = tile.sample.batch_index;
+        const i64 row = h == 0 ? tile.sample.noisy.first + next_segment * tile.sample.view_stride
+                               : tile.sample.clean_q.first;
+        const i32 head = tile.head_kv * group + next_head;
+        const u32 at = runs + next_slot * 48;
+        ptx::st_shared_pointers(at, head_rows(p.q[h], batch, row, head),
+                                head_rows(p.dout[h], batch, row, head));
+        ptx::st_shared_pointers(at + 16, p.lse_log2[h].at(batch, head, row),
+                                p.delta[h].at(batch, head, row));
+        ptx::st_shared_pointers(at + 32, p.dq_sum[h].at(batch, head, row), nullptr);
+        ptx::st_shared_u32(at + 40, static_cast<u32>(tile.sample_index * p.heads_q + head));
+      }
+      ptx::syncwarp();
     }
     return true;
   };
   const auto request_queries = [&](int stage) {
-    const int h = next.segment < views ? 0 : 1;
-    request_tile<C.tile_q, C.head_dim, C.threads()>(shared + kPlan.q + stage * kQStageBytes, next.q,
-                                                    p.q[h].row_stride, next.tile * C.tile_q,
-                                                    next.len, p.head_dim);
-    request_tile<C.tile_q, C.head_dim_v, C.threads()>(shared + kPlan.dout + stage * kDoutStageBytes,
-                                                      next.dout, p.dout[h].row_stride,
-                                                      next.tile * C.tile_q, next.len, p.head_dim_v);
+    const int h = next_segment < views ? 0 : 1;
+    const i32 len = static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.walks + h * 128 + 16));
+    request_tile<C.tile_q, C.head_dim, C.threads()>(
+        shared + kPlan.q + stage * kQStageBytes, ptx::ld_shared_pointer<u16>(runs + next_slot * 48),
+        p.q[h].row_stride, next_tile * C.tile_q, len, p.head_dim);
+    request_tile<C.tile_q, C.head_dim_v, C.threads()>(
+        shared + kPlan.dout + stage * kDoutStageBytes,
+        ptx::ld_shared_pointer<u16>(runs + next_slot * 48 + 8), p.dout[h].row_stride,
+        next_tile * C.tile_q, len, p.head_dim_v);
   };
-  bool more = find();
+  bool more = find(1);
   if (more) request_queries(0);
   ptx::cp_async_commit_group();
 
@@ -355,43 +403,32 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   const int dq_row = warp % C.warps_dq * (kDqAtoms * 16);  // and of dQ
   const int dq_dim = warp / C.warps_dq * (kDqPieces * 16);
 
-  // The segment and head of the tile at hand: where their per-row values and sums are.
-  i32 head_at_hand = -1;
-  i32 segment_at_hand = -1;
-  const float* lse_rows = nullptr;
-  const float* delta_rows = nullptr;
-  float* dq_rows = nullptr;
-  Interval full_rows{0, 0};
-  i32 len = 0;
   int stage = 0;
   while (more) {
-    const i32 query_tile = next.tile;
-    const int h = next.segment < views ? 0 : 1;
-    if (next.head != head_at_hand || next.segment != segment_at_hand) {
-      head_at_hand = next.head;
-      segment_at_hand = next.segment;
-      const i64 row =
-          h == 0 ? sample.noisy.first + next.segment * sample.view_stride : sample.clean_q.first;
-      const i32 head = item.head_kv * group + next.head;
-      lse_rows = p.lse_log2[h].at(sample.batch_index, head, row);
-      delta_rows = p.delta[h].at(sample.batch_index, head, row);
-      dq_rows = p.dq_sum[h].at(sample.batch_index, head, row);
-      ptx::ld_shared_v2(shared + kPlan.walks + h * 128 + 8, full_rows.begin, full_rows.end);
-      len = next.len;
-    }
+    const i32 query_tile = next_tile;
+    const i32 query_segment = next_segment;
+    const int h = query_segment < views ? 0 : 1;
+    const int slot = next_slot;
+    const u32 run = runs + slot * 48;
+    const u32 walk_at = shared + kPlan.walks + h * 128;
+    const i32 len = static_cast<i32>(ptx::ld_shared_u32(walk_at + 16));
+    Interval full_rows;
+    ptx::ld_shared_v2(walk_at + 8, full_rows.begin, full_rows.end);
     const Interval rows = geometry::tile_interval(query_tile, C.tile_q, len);
     const bool full = rows.size() == C.tile_q && full_rows.contains(rows);
     if (!full && thread < C.tile_q) {
       Interval seen{0, 0};
       if (rows.begin + thread < rows.end) {
         QueryWalk walk;
-        ptx::ld_shared_object(shared + kPlan.walks + h * 128, walk);
+        ptx::ld_shared_object(walk_at, walk);
         seen = geometry::row_interval(walk.rule, walk.position + rows.begin + thread);
       }
       ptx::st_shared_v2(shared + kPlan.row_bounds + thread * 8, seen.begin - keys.begin,
                         seen.end - keys.begin);
     }
     // Per-row values of this lane's rows of S, on their way while the products run.
+    const float* lse_rows = ptx::ld_shared_pointer<const float>(run + 16);
+    const float* delta_rows = ptx::ld_shared_pointer<const float>(run + 24);
     float lse[kScoreAtoms][2];
     float delta[kScoreAtoms][2];
 #pragma unroll
@@ -409,8 +446,8 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     const u32 q_tile = shared + kPlan.q + stage * kQStageBytes;
     const u32 dout_tile = shared + kPlan.dout + stage * kDoutStageBytes;
     if constexpr (C.stages == 2) {
-      ++next.tile;
-      more = find();
+      ++next_tile;
+      more = find(slot);
       stage ^= 1;
       if (more) request_queries(stage);
       ptx::cp_async_commit_group();
@@ -439,10 +476,9 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       const ScoreParams score{p.scale_log2, p.softcap_scale, p.dropout.keep_scale};
       DropoutTile dropout{};
       if constexpr (C.dropout) {
-        dropout =
-            dropout_tile(p.dropout, item.sample * p.heads_q + item.head_kv * group + head_at_hand,
-                         segment_at_hand, rows.begin + score_row);
-        dropout.clean_keys = kh;
+        dropout = dropout_tile(p.dropout, static_cast<int>(ptx::ld_shared_u32(run + 40)),
+                               query_segment, rows.begin + score_row);
+        dropout.clean_keys = key_half == Half::kClean ? 1 : 0;
       }
       const auto finish = [&](auto masked) {
 #pragma unroll
@@ -488,8 +524,8 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     }
     if constexpr (C.stages == 1) {
       ptx::bar_sync(0, C.threads());  // C
-      ++next.tile;
-      more = find();
+      ++next_tile;
+      more = find(slot);
       if (more) request_queries(0);
       ptx::cp_async_commit_group();
     }
@@ -514,7 +550,8 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     if (any) {
       const i64 dq_stride = p.dq_sum[h].row_stride;
       const int row = dq_row + lane / 4;
-      float* to = dq_rows + (rows.begin + row) * dq_stride + dq_dim + lane % 4 * 2;
+      float* to = ptx::ld_shared_pointer<float>(run + 32) + (rows.begin + row) * dq_stride +
+                  dq_dim + lane % 4 * 2;
 #pragma unroll
       for (int m = 0; m < kDqAtoms; ++m) {
 #pragma unroll
@@ -552,12 +589,16 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   store(dk, kDimPieces, shared + kPlan.k, kDimBytes, grad_dim, p.softmax_scale);
   store(dv, kDimVPieces, shared + kPlan.v, kDimVBytes, grad_dim_v, 1.0f);
   ptx::bar_sync(0, C.threads());
+  const KeyTile tile = locate_key_tile<C>(
+      p, tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index_again<0>())));
+  const int kh = static_cast<int>(tile.half);
+  const i64 row = tile.first_row + tile.keys.begin;
   write_tile<C.tile_kv, C.head_dim, C.threads()>(
-      head_rows(p.dk[kh], first_key_row + keys.begin, item.head_kv), p.dk[kh].row_stride,
-      shared + kPlan.k, keys.size(), p.head_dim);
+      head_rows(p.dk[kh], tile.sample.batch_index, row, tile.head_kv), p.dk[kh].row_stride,
+      shared + kPlan.k, tile.keys.size(), p.head_dim);
   write_tile<C.tile_kv, C.head_dim_v, C.threads()>(
-      head_rows(p.dv[kh], first_key_row + keys.begin, item.head_kv), p.dv[kh].row_stride,
-      shared + kPlan.v, keys.size(), p.head_dim_v);
+      head_rows(p.dv[kh], tile.sample.batch_index, row, tile.head_kv), p.dv[kh].row_stride,
+      shared + kPlan.v, tile.keys.size(), p.head_dim_v);
 }
 
 }  // namespace stepwell::cuda

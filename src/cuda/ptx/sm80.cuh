@@ -40,6 +40,19 @@ __device__ __forceinline__ u32 cta_index() {
 #endif
 }
 
+// The same, read anew.
+template <int Axis>
+__device__ __forceinline__ u32 cta_index_again() {
+#if defined(STEPWELL_HOST_MODEL)
+  return model::cta_index(Axis);
+#else
+  static_assert(Axis == 0);
+  u32 index;
+  asm volatile("mov.u32 %0, %ctaid.x;" : "=r"(index));
+  return index;
+#endif
+}
+
 // Address of dynamic shared memory in the shared window; 1024-byte aligned.
 __device__ __forceinline__ u32 shared_base() {
 #if defined(STEPWELL_HOST_MODEL)
