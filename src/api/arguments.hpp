@@ -52,6 +52,11 @@ void check_cuda_numbers(const AttentionArgs& args, bool backward);
 void check_cuda_data(const AttentionArgs& args, const AttentionOutputs& outputs);
 void check_cuda_data(const AttentionArgs& args, const AttentionGradients& gradients);
 
+/// Whether STEPWELL_DEBUG_SYNC asks for checks that wait for the device.
+bool debug_sync();
+/// check_values of arrays in device memory, after waiting for the stream.
+void check_cuda_values(const AttentionArgs& args, const AttentionShape& shape);
+
 /// Throws unless `tensors` have the dtypes, devices, shapes and strides of `planned`.
 void check_as_planned(const AttentionArgs& args, const AttentionArgs& planned);
 void check_as_planned(const AttentionArgs& args, const AttentionOutputs& outputs,

@@ -1,10 +1,15 @@
 // What the CUDA backend does not take.
 #include <cstdint>
+#include <cstdlib>
+#include <list>
+#include <string_view>
+#include <vector>
 
 #include "api/arguments.hpp"
 #include "api/names.hpp"
 #include "api/text.hpp"
 #include "core/check.hpp"
+#include "runtime/device.hpp"
 
 namespace stepwell {
 namespace {
@@ -84,6 +89,30 @@ void check_cuda_data(const AttentionArgs& args, const AttentionGradients& gradie
   const ArgumentNames& names = names_of(args.layout);
   check_addresses(args, names, kTensorFields);
   check_addresses(gradients, names, kGradientFields);
+}
+
+bool debug_sync() {
+  static const bool kSync = [] {
+    const char* value = std::getenv("STEPWELL_DEBUG_SYNC");
+    return value != nullptr && std::string_view(value) != "" && std::string_view(value) != "0";
+  }();
+  return kSync;
+}
+
+void check_cuda_values(const AttentionArgs& args, const AttentionShape& shape) {
+  const int device = args.q.device.index;
+  AttentionArgs on_host = args;
+  std::list<std::vector<std::int64_t>> memory;
+  for (const Field<AttentionArgs>& field : kArrayFields) {
+    Tensor& tensor = on_host.*field.tensor;
+    if (!tensor.given() || tensor.size() == 0) continue;
+    const auto bytes = static_cast<std::size_t>(tensor.size() * size_of(tensor.dtype));
+    void* copy = memory.emplace_back(bytes / sizeof(std::int64_t) + 1).data();
+    runtime::copy_to_host(device, copy, tensor.data, bytes, args.stream);
+    tensor.data = copy;
+  }
+  runtime::synchronize(device, args.stream);
+  check_values(on_host, build_problem(on_host, shape, Addresses::kReal).layout);
 }
 
 }  // namespace stepwell

@@ -68,7 +68,11 @@ AttentionProblem checked_problem(const AttentionArgs& args, const AttentionShape
   check_array_data(args);
   if (on_cuda(args)) check_cuda_data(args, results);
   AttentionProblem problem = build_problem(args, shape, Addresses::kReal);
-  if (!on_cuda(args)) check_values(args, problem.layout);
+  if (!on_cuda(args)) {
+    check_values(args, problem.layout);
+  } else if (debug_sync()) {
+    check_cuda_values(args, shape);
+  }
   return problem;
 }
 
@@ -76,6 +80,7 @@ void launch_forward(const AttentionArgs& args, const AttentionProblem& problem, 
   if (on_cuda(args)) {
     cuda::GpuLauncher launcher(args.q.device.index, args.stream);
     cuda::forward(problem, launcher);
+    if (debug_sync()) runtime::synchronize(args.q.device.index, args.stream);
   } else {
     cpu::forward(problem, static_cast<std::byte*>(workspace));
   }
@@ -85,6 +90,7 @@ void launch_backward(const AttentionArgs& args, const AttentionProblem& problem,
   if (on_cuda(args)) {
     cuda::GpuLauncher launcher(args.q.device.index, args.stream);
     cuda::backward(problem, static_cast<std::byte*>(workspace), launcher);
+    if (debug_sync()) runtime::synchronize(args.q.device.index, args.stream);
   } else {
     cpu::backward(problem, static_cast<std::byte*>(workspace));
   }

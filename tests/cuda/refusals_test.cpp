@@ -4,36 +4,15 @@
 #include <functional>
 #include <initializer_list>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "api/call.hpp"
-#include "api/names.hpp"
+#include "cuda/calls.hpp"
 #include "runtime/library.hpp"
 
 namespace stepwell::testing {
 namespace {
-
-template <typename Struct, std::size_t N>
-void move_to_cuda(Struct& tensors, const Field<Struct> (&fields)[N]) {
-  for (const Field<Struct>& field : fields) {
-    Tensor& tensor = tensors.*field.tensor;
-    if (!tensor.given()) continue;
-    tensor.device = {DeviceType::kCuda, 0};
-    // float32 values keep their rank less one.
-    const bool row_values = field.name == &ArgumentNames::lse || field.name == &ArgumentNames::dlse;
-    if (tensor.dtype == DType::kFloat32 && !row_values) tensor.dtype = DType::kBFloat16;
-  }
-}
-
-/// The tensors of batched_call() as they would be on a GPU; their addresses must not be used.
-Call cuda_call() {
-  Call call = batched_call();
-  call.make_outputs();
-  move_to_cuda(call.args, kTensorFields);
-  move_to_cuda(call.outputs, kOutputFields);
-  move_to_cuda(call.gradients, kGradientFields);
-  return call;
-}
 
 struct Refusal {
   std::function<void(Call&)> spoil;
@@ -55,14 +34,14 @@ void expect_refusal(const Refusal& refusal, const std::function<void()>& run) {
 }
 
 void check_forward(const Refusal& refusal, bool planned = true) {
-  Call call = cuda_call();
+  Call call = on_cuda(batched_call());
   refusal.spoil(call);
   expect_refusal(refusal, [&] { attention_forward(call.args, call.outputs); });
   if (planned) expect_refusal(refusal, [&] { plan_attention_forward(call.args, call.outputs); });
 }
 
 void check_backward(const Refusal& refusal, bool planned = true) {
-  Call call = cuda_call();
+  Call call = on_cuda(batched_call());
   refusal.spoil(call);
   expect_refusal(refusal, [&] { attention_backward(call.args, call.gradients); });
   if (planned) {
