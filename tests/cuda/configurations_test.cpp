@@ -84,6 +84,9 @@ TEST(Configurations, FragmentsAreWhole) {
         EXPECT_TRUE(whole(c.head_dim_v, c.warps / c.warps_key));
         EXPECT_TRUE(whole(c.tile_q, c.warps_dq));
         EXPECT_TRUE(whole(c.head_dim, c.warps / c.warps_dq));
+        // Pieces of S that nobody sees are not written, and must not be read.
+        EXPECT_LE(c.tile_kv / c.warps_key, c.score_keys());
+        EXPECT_LE(c.tile_q / c.warps_dq, c.score_rows());
         EXPECT_LE(c.tile_q, c.threads());  // a thread each for the rows' intervals
       }
     }
