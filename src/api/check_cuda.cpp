@@ -92,11 +92,11 @@ void check_cuda_data(const AttentionArgs& args, const AttentionGradients& gradie
 }
 
 bool debug_sync() {
-  static const bool kSync = [] {
+  static const bool sync = [] {
     const char* value = std::getenv("STEPWELL_DEBUG_SYNC");
-    return value != nullptr && std::string_view(value) != "" && std::string_view(value) != "0";
+    return value != nullptr && *value != '\0' && std::string_view(value) != "0";
   }();
-  return kSync;
+  return sync;
 }
 
 void check_cuda_values(const AttentionArgs& args, const AttentionShape& shape) {

@@ -21,13 +21,13 @@ inline void use_stand_ins() {
 
 /// What the stand-in for the driver has seen.
 inline StandInDriver& driver() {
-  static StandInDriver* const kDriver = [] {
+  static StandInDriver* const found = [] {
     void* library = dlopen(STAND_INS "/libcuda.so.1", RTLD_NOW);
     if (library == nullptr) throw std::runtime_error(dlerror());
     using Getter = StandInDriver* (*)();
     return reinterpret_cast<Getter>(dlsym(library, "stand_in_driver"))();
   }();
-  return *kDriver;
+  return *found;
 }
 
 }  // namespace stepwell::testing
