@@ -12,6 +12,6 @@ struct CompiledKernel {
   void (*run)(const void* params);  // what one thread does
 };
 
-std::vector<CompiledKernel> compiled_kernels();
+void add_compiled_kernels(std::vector<CompiledKernel>& table);
 
 }  // namespace stepwell::testing

@@ -1,7 +1,10 @@
 // Writes kernels_0.cpp ... and registry.cpp: the texts that a GPU's compiler gets (spec_of), one
 // name for each.
 //
-//   generate_kernels FOLDER PARTS
+//   generate_kernels FOLDER PARTS [FAMILY]
+//
+// With a FAMILY (forward or backward): of a few kernels of that family only, for planted bugs, with
+// an entry point for --kernels of the operator table.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -50,7 +53,7 @@ std::string part_text(const std::vector<cuda::AttentionKernel>& kernels, std::si
                     part, part, table);
 }
 
-std::string registry_text(std::size_t parts) {
+std::string registry_text(std::size_t parts, bool loadable) {
   std::string declarations;
   std::string calls;
   for (std::size_t part = 0; part < parts; ++part) {
@@ -58,11 +61,13 @@ std::string registry_text(std::size_t parts) {
     calls += fmt::format("  add_kernels{}(table);\n", part);
   }
   return fmt::format(
-      "#include \"host_model/compiled_kernels.hpp\"\n\nnamespace stepwell::testing {{\n{}"
-      "std::vector<CompiledKernel> compiled_kernels() {{\n"
-      "  std::vector<CompiledKernel> table;\n{}  return table;\n}}\n"
-      "}}  // namespace stepwell::testing\n",
-      declarations, calls);
+      "#include \"host_model/compiled_kernels.hpp\"\n\nnamespace stepwell::testing {{\n{}{} {{\n"
+      "{}}}\n}}  // namespace stepwell::testing\n",
+      declarations,
+      loadable ? "extern \"C\" __attribute__((visibility(\"default\")))\n"
+                 "void stepwell_add_kernels(std::vector<CompiledKernel>& table)"
+               : "void add_compiled_kernels(std::vector<CompiledKernel>& table)",
+      calls);
 }
 
 /// Leaves a file that is right as it is, so that nothing is compiled again.
@@ -83,16 +88,16 @@ void write(const std::string& path, const std::string& text) {
 
 int main(int argc, char** argv) {
   using namespace stepwell::testing;
-  if (argc != 3) {
-    std::fputs("generate_kernels FOLDER PARTS\n", stderr);
+  if (argc != 3 && argc != 4) {
+    std::fputs("generate_kernels FOLDER PARTS [FAMILY]\n", stderr);
     return 1;
   }
   const std::string folder = argv[1];
   const auto parts = static_cast<std::size_t>(std::atoi(argv[2]));
-  const auto kernels = modelled_kernels();
+  const auto kernels = argc == 4 ? probed_kernels(argv[3]) : modelled_kernels();
   for (std::size_t part = 0; part < parts; ++part) {
     write(fmt::format("{}/kernels_{}.cpp", folder, part), part_text(kernels, part, parts));
   }
-  write(folder + "/registry.cpp", registry_text(parts));
+  write(folder + "/registry.cpp", registry_text(parts, argc == 4));
   return 0;
 }

@@ -77,4 +77,22 @@ std::vector<cuda::AttentionKernel> modelled_kernels() {
   return kernels;
 }
 
+std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
+  const cuda::DeviceLimits limits = cuda::limits_of(9, 0);
+  std::vector<cuda::AttentionKernel> kernels;
+  for (const KernelTraits& traits : {KernelTraits{64, 64, Element::kBFloat16, false, false},
+                                     KernelTraits{64, 64, Element::kBFloat16, true, true},
+                                     KernelTraits{128, 128, Element::kBFloat16, false, false}}) {
+    if (family == "forward") {
+      kernels.emplace_back(cuda::ForwardKernel{cuda::forward_config(traits, limits)});
+    } else {
+      kernels.emplace_back(cuda::BackwardKernel{cuda::backward_config(traits, limits)});
+      if (traits.softcap) continue;  // the others have no such options
+      kernels.emplace_back(cuda::PrepareKernel{cuda::prepare_config(traits)});
+      kernels.emplace_back(cuda::FinishKernel{cuda::finish_config(traits)});
+    }
+  }
+  return kernels;
+}
+
 }  // namespace stepwell::testing

@@ -1,6 +1,7 @@
 // Which kernels of the CUDA backend the tests compile for the host model.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "cuda/configurations.hpp"
@@ -15,5 +16,8 @@ bool is_modelled(const cuda::KernelTraits& traits, const cuda::DeviceLimits& lim
 
 /// Each once.
 std::vector<cuda::AttentionKernel> modelled_kernels();
+
+/// Those of one family ("forward" or "backward") that planted bugs are looked for in.
+std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family);
 
 }  // namespace stepwell::testing

@@ -1,6 +1,8 @@
 #include "host_model/launcher.hpp"
 
-#include <cstring>
+#include <dlfcn.h>
+#include <fmt/format.h>
+
 #include <stdexcept>
 #include <vector>
 
@@ -50,8 +52,18 @@ std::vector<Region> regions_of(const RowsKernel&) {
 
 }  // namespace
 
-ModelLauncher::ModelLauncher(const cuda::DeviceLimits& limits) : limits_(limits) {
-  for (const CompiledKernel& kernel : compiled_kernels()) kernels_[kernel.key] = kernel.run;
+ModelLauncher::ModelLauncher(const cuda::DeviceLimits& limits, const std::string& library)
+    : limits_(limits) {
+  std::vector<CompiledKernel> table;
+  add_compiled_kernels(table);
+  if (!library.empty()) {
+    void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) throw std::invalid_argument(dlerror());
+    void* add = dlsym(handle, "stepwell_add_kernels");
+    if (add == nullptr) throw std::invalid_argument(dlerror());
+    reinterpret_cast<void (*)(std::vector<CompiledKernel>&)>(add)(table);
+  }
+  for (const CompiledKernel& kernel : table) kernels_[kernel.key] = kernel.run;
 }
 
 void ModelLauncher::launch(const cuda::AttentionKernel& kernel, std::int64_t ctas,
@@ -71,10 +83,11 @@ void ModelLauncher::launch(const cuda::AttentionKernel& kernel, std::int64_t cta
         {static_cast<unsigned>(ctas)}, static_cast<unsigned>(cuda::threads_of(kernel)),
         static_cast<unsigned>(cuda::shared_bytes_of(kernel)), options,
         [&] { found->second(params); });
-    statistics_.switches += run.switches;
-    statistics_.meetings += run.meetings;
-    statistics_.copies += run.copies;
-    statistics_.ldmatrix_conflicts += run.ldmatrix_conflicts;
+    if (run.ldmatrix_conflicts != 0) {
+      throw host_model::Error("banks",
+                              fmt::format("{}, banks: {} matrices whose rows share a bank",
+                                          cuda::spec_of(kernel).name, run.ldmatrix_conflicts));
+    }
   } catch (const host_model::Error& error) {
     throw host_model::Error(error.kind,
                             cuda::spec_of(kernel).name + ", " + error.kind + ": " + error.what());

@@ -1,4 +1,5 @@
-// The CUDA backend's kernels on the host model.
+// The CUDA backend's kernels on the host model. What breaks a rule of the machine is an Error, and
+// so are bank conflicts of ldmatrix, which these kernels avoid by padding.
 #pragma once
 
 #include <string>
@@ -12,7 +13,8 @@ namespace stepwell::testing {
 
 class ModelLauncher final : public cuda::Launcher {
  public:
-  explicit ModelLauncher(const cuda::DeviceLimits& limits);
+  /// `library`: a shared library whose kernels replace those that it has too; "": none.
+  explicit ModelLauncher(const cuda::DeviceLimits& limits, const std::string& library = "");
 
   /// How the next launches run; regions are filled in.
   void set_options(const host_model::Options& options) { options_ = options; }
@@ -21,13 +23,9 @@ class ModelLauncher final : public cuda::Launcher {
   void launch(const cuda::AttentionKernel& kernel, std::int64_t ctas, const void* params,
               std::size_t params_bytes) override;
 
-  /// Of all launches.
-  const host_model::Statistics& statistics() const { return statistics_; }
-
  private:
   cuda::DeviceLimits limits_;
   host_model::Options options_;
-  host_model::Statistics statistics_;
   std::unordered_map<cuda::KernelKey, void (*)(const void*), cuda::KernelKeyHash> kernels_;
 };
 

@@ -1,5 +1,4 @@
-// Tests of the operator table: --device=cpu|cuda|cuda-model|cuda-model:8.6 says who runs the cases
-// (cpu), --mode=mixed|checked|plain how the host model does (mixed).
+// Tests of the operator table. --device=, --mode= and --kernels= are those of RunnerOptions.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -21,16 +20,21 @@ Runner& test_runner() { return *runner; }
 }  // namespace stepwell::testing
 
 int main(int argc, char** argv) {
-  std::string device = "cpu";
-  std::string mode = "mixed";
+  using stepwell::testing::make_runner;
+  using stepwell::testing::RunnerOptions;
+  RunnerOptions options;
   try {
     for (int i = 1; i < argc; ++i) {
       const std::string argument = argv[i];
-      if (argument.rfind("--device=", 0) == 0) device = argument.substr(9);
-      if (argument.rfind("--mode=", 0) == 0) mode = argument.substr(7);
+      const auto give = [&argument](const std::string& name, std::string& value) {
+        if (argument.rfind(name, 0) == 0) value = argument.substr(name.size());
+      };
+      give("--device=", options.device);
+      give("--mode=", options.mode);
+      give("--kernels=", options.kernels);
     }
     // Before GoogleTest asks for the cases.
-    stepwell::testing::runner = stepwell::testing::make_runner(device, mode);
+    stepwell::testing::runner = make_runner(options);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 2;

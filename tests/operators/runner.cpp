@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <new>
+#include <optional>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 
 #include "api/arguments.hpp"
@@ -146,8 +146,11 @@ using host_model::Schedule;
 
 class ModelRunner final : public CudaRunner {
  public:
-  ModelRunner(const cuda::DeviceLimits& limits, std::string mode)
-      : CudaRunner(std::make_unique<HostMemory>()), mode_(std::move(mode)), launcher_(limits) {}
+  ModelRunner(const cuda::DeviceLimits& limits, const RunnerOptions& options)
+      : CudaRunner(std::make_unique<HostMemory>()),
+        mode_(options.mode),
+        fixed_(fixed_options(options.mode)),
+        launcher_(limits, options.kernels) {}
 
   bool takes(const Case& c) const override {
     return CudaRunner::takes(c) &&
@@ -166,10 +169,31 @@ class ModelRunner final : public CudaRunner {
   std::uint64_t random_cases() const override { return 60; }
 
  private:
-  Options options_for(const Case& c) const {
-    if (mode_ == "checked" || (mode_ == "mixed" && c.dtype == DType::kBFloat16)) {
-      return {.check_races = true};
+  /// Of a mode that is the same for all cases.
+  static std::optional<Options> fixed_options(const std::string& mode) {
+    if (mode == "mixed" || mode == "plain") return {};
+    if (mode == "checked") return Options{.check_races = true};
+    for (const auto& [schedule_name, schedule] : {std::pair{"forward", Schedule::kForward},
+                                                  {"reverse", Schedule::kReverse},
+                                                  {"random", Schedule::kRandom}}) {
+      for (const auto& [delivery_name, delivery] : {std::pair{"late", Delivery::kLate},
+                                                    {"early", Delivery::kEarly},
+                                                    {"random", Delivery::kRandom}}) {
+        for (const bool checked : {false, true}) {
+          const std::string name =
+              fmt::format("{}-{}{}", schedule_name, delivery_name, checked ? "-checked" : "");
+          if (mode == name) {
+            return Options{.schedule = schedule, .delivery = delivery, .check_races = checked};
+          }
+        }
+      }
     }
+    throw std::invalid_argument(fmt::format("--mode={} is none of runner.hpp's", mode));
+  }
+
+  Options options_for(const Case& c) const {
+    if (fixed_) return *fixed_;
+    if (mode_ == "mixed" && c.dtype == DType::kBFloat16) return {.check_races = true};
     const Options kPlain[] = {
         {.schedule = Schedule::kReverse, .delivery = Delivery::kLate},
         {.schedule = Schedule::kRandom, .delivery = Delivery::kLate},
@@ -222,19 +246,21 @@ class ModelRunner final : public CudaRunner {
   }
 
   std::string mode_;
+  std::optional<Options> fixed_;
   ModelLauncher launcher_;
 };
 
 }  // namespace
 
-std::unique_ptr<Runner> make_runner(const std::string& device, const std::string& mode) {
+std::unique_ptr<Runner> make_runner(const RunnerOptions& options) {
+  const std::string& device = options.device;
   if (device == "cpu") return std::make_unique<CpuRunner>();
   if (device == "cuda") return std::make_unique<GpuRunner>();
   if (device == "cuda-model") {
-    return std::make_unique<ModelRunner>(cuda::limits_of(9, 0), mode);
+    return std::make_unique<ModelRunner>(cuda::limits_of(9, 0), options);
   }
   if (device == "cuda-model:8.6") {
-    return std::make_unique<ModelRunner>(cuda::limits_of(8, 6), mode);
+    return std::make_unique<ModelRunner>(cuda::limits_of(8, 6), options);
   }
   throw std::invalid_argument(
       fmt::format("--device={}; accepted: cpu, cuda, cuda-model, cuda-model:8.6", device));

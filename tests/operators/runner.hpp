@@ -28,12 +28,21 @@ class Runner {
   virtual void backward(const Case& c, Call& call) = 0;
 };
 
-/// `device` is "cpu"; "cuda", which is GPU 0; "cuda-model", or "cuda-model:8.6" for another compute
-/// capability than 9.0. `mode` is for the host model:
-///   checked  race check, late copies, warps in order
-///   plain    no race check; reversed and random orders, early and late copies in turn
-///   mixed    bf16 cases checked, f16 cases plain
-std::unique_ptr<Runner> make_runner(const std::string& device, const std::string& mode);
+struct RunnerOptions {
+  /// "cpu"; "cuda", which is GPU 0; "cuda-model", or "cuda-model:8.6" for another compute
+  /// capability than 9.0.
+  std::string device = "cpu";
+  /// Of the host model:
+  ///   checked  race check, late copies, warps in order
+  ///   plain    no race check; reversed and random orders, early and late copies in turn
+  ///   mixed    bf16 cases checked, f16 cases plain
+  ///   SCHEDULE-DELIVERY or SCHEDULE-DELIVERY-checked, such as reverse-late
+  std::string mode = "mixed";
+  /// Of the host model: a library with other kernels (planted_bugs.py).
+  std::string kernels;
+};
+
+std::unique_ptr<Runner> make_runner(const RunnerOptions& options);
 
 /// Of this run of the tests, from the command line (main.cpp).
 Runner& test_runner();
