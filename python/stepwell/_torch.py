@@ -104,6 +104,10 @@ def _is_aligned(tensor: torch.Tensor) -> bool:
     return strides[-1] == 1 and tensor.data_ptr() % 16 == 0 and all(s % 8 == 0 for s in used)
 
 
+# Of each operator: the arguments whose rows kernels read.
+ALIGNED_ROWS: dict[str, tuple[int, ...]] = {}
+
+
 def _with_aligned_rows(kernel: Callable, rows: tuple[int, ...]) -> Callable:
     """`kernel` with copies of those arguments at `rows` that it could not read."""
 
@@ -287,6 +291,7 @@ def _define(
     ):
         # Of a backward operator also dout and out, the first and third of each pair's tensors.
         rows = (*range(0, first, 2), *(first + i for i in gradient_inputs))
+        ALIGNED_ROWS[op._opname] = rows
         _library.impl(op._opname, kernel, "CPU")
         _library.impl(op._opname, _with_aligned_rows(kernel, rows), "CUDA")
         fake = _on_one_device(fake, op, first)

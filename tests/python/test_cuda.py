@@ -570,3 +570,20 @@ def test_compiling_is_logged(tmp_path, monkeypatch, caplog):
     lines = [record.message for record in caplog.records if record.name == "stepwell"]
     assert len(lines) == 1
     assert "attention_forward" in lines[0]
+
+
+def test_debug_sync_checks_values():
+    program = """
+import torch, stepwell
+x = torch.zeros(64, 2, 64, dtype=torch.bfloat16, device="cuda")
+cu_seqlens = torch.tensor([0, 32, 9999], dtype=torch.int32, device="cuda")
+try:
+    stepwell.diffusion_attn_varlen_func(x, x, x, cu_seqlens, None, 4)
+except ValueError as error:
+    print(error)
+"""
+    environment = {**os.environ, "STEPWELL_DEBUG_SYNC": "1"}
+    output = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert "cu_seqlens[2] is 9999; q has 64 rows" in output
