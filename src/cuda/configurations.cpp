@@ -90,11 +90,11 @@ bool divides(const BackwardConfig& c) {
 }
 
 // dK and dV stay in registers; S and dP, and after them a part of dQ, come and go. What else a
-// thread needs fits the 63 registers that remain; dropout's numbers take more beside S.
+// thread needs fits the 63 registers that remain; dropout's numbers take as many as the scores.
 bool has_registers(const BackwardConfig& c) {
   const int gradients = c.tile_kv * (c.head_dim + c.head_dim_v) / c.threads();
   const int scores = 2 * c.tile_q * c.tile_kv / c.threads();
-  const int numbers = c.dropout ? scores * 3 / 4 : 0;
+  const int numbers = c.dropout ? scores : 0;
   const int dq = c.tile_q * c.head_dim / c.threads();
   return gradients + std::max(scores + numbers, dq) <= 192;
 }
