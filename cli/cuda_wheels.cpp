@@ -53,7 +53,7 @@ fs::path find_nvdisasm() {
   for (const fs::path& dir : nvidia_dirs()) dirs.push_back(dir / "cu13/bin");
   dirs.emplace_back("/usr/local/cuda/bin");
   for (const fs::path& dir : dirs) {
-    const fs::path file = dir / "nvdisasm";
+    fs::path file = dir / "nvdisasm";
     if (access(file.c_str(), X_OK) == 0) return file;
   }
   return {};

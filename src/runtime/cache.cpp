@@ -41,10 +41,10 @@ std::string file_name(const std::string& key, CompilerVersion compiler) {
 
 void warn_once(const std::string& line) {
   static std::mutex mutex;
-  static auto* const kSaid = new std::set<std::string>;
+  static auto* const said = new std::set<std::string>;
   {
     const std::lock_guard lock(mutex);
-    if (!kSaid->insert(line).second) return;
+    if (!said->insert(line).second) return;
   }
   log(LogLevel::kWarning, line);
 }
@@ -122,7 +122,7 @@ std::optional<fs::path> environment_path(const char* name) {
 }
 
 std::optional<fs::path> home() {
-  if (const auto path = environment_path("HOME"); path && !path->empty()) return path;
+  if (auto path = environment_path("HOME"); path && !path->empty()) return path;
   const passwd* const user = getpwuid(geteuid());
   if (user == nullptr || user->pw_dir == nullptr) return std::nullopt;
   return fs::path(user->pw_dir);
@@ -241,7 +241,7 @@ fs::path KernelCache::store(const std::string& key, const KernelSpec& spec, cons
 }
 
 std::string KernelCache::problem() const {
-  const std::string problem = create(dir_, access_);
+  std::string problem = create(dir_, access_);
   if (!problem.empty()) return problem;
   return open_folder(dir_, owner_of(access_)).problem;
 }

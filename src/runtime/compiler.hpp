@@ -15,7 +15,7 @@ struct CompilerVersion {
   int major = 0;
   int minor = 0;
 
-  auto operator<=>(const CompilerVersion&) const = default;
+  auto operator<=>(const CompilerVersion&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 /// The version of the NVRTC found; throws an Error that says how to get one where there is none.

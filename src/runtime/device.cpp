@@ -50,8 +50,8 @@ struct Devices {
 };
 
 Devices& devices() {
-  static auto* const kDevices = new Devices;
-  return *kDevices;
+  static auto* const created = new Devices;
+  return *created;
 }
 
 Device& device_locked(int device) {

@@ -18,8 +18,8 @@ using Paths = std::vector<std::filesystem::path>;
 std::mutex dirs_mutex;
 
 Paths& given_dirs() {
-  static auto* const kDirs = new Paths;
-  return *kDirs;
+  static auto* const dirs = new Paths;
+  return *dirs;
 }
 
 Paths environment_dirs() {

@@ -14,8 +14,8 @@ struct Logger {
 };
 
 Logger& logger() {
-  static auto* const kLogger = new Logger;
-  return *kLogger;
+  static auto* const created = new Logger;
+  return *created;
 }
 
 }  // namespace

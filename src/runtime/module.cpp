@@ -25,12 +25,12 @@ struct Entries {
 };
 
 Entry& entry_of(const KernelSpec& spec, int device) {
-  static auto* const kEntries = new Entries;
+  static auto* const entries = new Entries;
   std::string key = fmt::format("{}\n{}\n", device, spec.entry);
   for (const std::string& option : spec.options) key += option + '\n';
   key += spec.source;
-  const std::lock_guard lock(kEntries->mutex);
-  auto& entry = kEntries->by_source[std::move(key)];
+  const std::lock_guard lock(entries->mutex);
+  auto& entry = entries->by_source[std::move(key)];
   if (entry == nullptr) entry = std::make_unique<Entry>();
   return *entry;
 }

@@ -31,7 +31,7 @@ CompiledKernel some_kernel() {
   kernel.cubin = std::string(
       "\x7f"
       "ELF\0\n\n binary",
-      15);
+      14);
   kernel.log = "ptxas info\nsecond line\n";
   kernel.resources = {255, 24, 16, 8, 1024, 3};
   kernel.compiler = kCompiler;
@@ -278,8 +278,8 @@ TEST(Cache, EvictsTheFilesUnusedLongest) {
 TEST(Cache, RemovesAbandonedFilesAndNoOthers) {
   const TemporaryFolder folder;
   const KernelCache cache(folder.path(), Access::kPrivate);
-  const std::vector<std::string> kOld = {".writing-1-2-3", "x.cubin.lock", "notes.txt"};
-  for (const auto& name : kOld) {
+  const std::vector<std::string> old = {".writing-1-2-3", "x.cubin.lock", "notes.txt"};
+  for (const auto& name : old) {
     write_text(folder.path() / name, "");
     set_age(folder.path() / name, std::chrono::hours(2));
   }

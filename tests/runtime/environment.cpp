@@ -40,7 +40,7 @@ TemporaryFolder::~TemporaryFolder() {
   std::filesystem::remove_all(path_, error);
 }
 
-ScopedVariable::ScopedVariable(std::string name, std::optional<std::string> value)
+ScopedVariable::ScopedVariable(std::string name, const std::optional<std::string>& value)
     : name_(std::move(name)) {
   if (const char* const before = std::getenv(name_.c_str())) before_ = before;
   set_variable(name_, value);

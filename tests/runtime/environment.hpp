@@ -33,7 +33,7 @@ class TemporaryFolder {
 /// An environment variable's value for a scope; no value removes it.
 class ScopedVariable {
  public:
-  ScopedVariable(std::string name, std::optional<std::string> value);
+  ScopedVariable(std::string name, const std::optional<std::string>& value);
   ~ScopedVariable();
   ScopedVariable(const ScopedVariable&) = delete;
   ScopedVariable& operator=(const ScopedVariable&) = delete;

@@ -28,6 +28,8 @@ bool no_context() { return current.empty() || current.back() == nullptr; }
 
 }  // namespace
 
+// The driver's names.
+// NOLINTBEGIN(readability-identifier-naming)
 extern "C" {
 
 StandInDriver* stand_in_driver() { return &state; }
@@ -189,8 +191,9 @@ int cuPointerGetAttribute(void* value, int, unsigned long long pointer) {
 
 int cuMemAlloc_v2(unsigned long long* pointer, std::size_t bytes) {
   if (no_context()) return kInvalidContext;
+  if (result_of("cuMemAlloc_v2") != kSuccess) return kInvalidValue;
   *pointer = reinterpret_cast<unsigned long long>(std::malloc(bytes));
-  return result_of("cuMemAlloc_v2");
+  return kSuccess;
 }
 
 int cuMemFree_v2(unsigned long long pointer) {
@@ -229,3 +232,4 @@ int cuStreamDestroy_v2(void*) { return kSuccess; }
 int cuStreamSynchronize(void*) { return result_of("cuStreamSynchronize"); }
 
 }  // extern "C"
+// NOLINTEND(readability-identifier-naming)

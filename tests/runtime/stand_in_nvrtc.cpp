@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -34,6 +35,8 @@ Program& program_of(void* handle) { return *static_cast<Program*>(handle); }
 
 }  // namespace
 
+// NVRTC's names.
+// NOLINTBEGIN(readability-identifier-naming)
 extern "C" {
 
 int nvrtcVersion(int* major, int* minor) {
@@ -92,7 +95,7 @@ int nvrtcGetCUBINSize(void* handle, std::size_t* size) {
 
 int nvrtcGetCUBIN(void* handle, char* cubin) {
   const std::string& bytes = program_of(handle).cubin;
-  std::memcpy(cubin, bytes.data(), bytes.size());
+  std::copy(bytes.begin(), bytes.end(), cubin);
   return kSuccess;
 }
 
@@ -111,3 +114,4 @@ const char* nvrtcGetErrorString(int result) {
 }
 
 }  // extern "C"
+// NOLINTEND(readability-identifier-naming)
