@@ -44,12 +44,19 @@ struct Region {
   u32 count = 1;
 };
 
+/// Global memory that a kernel may touch.
+struct GlobalRange {
+  const void* begin = nullptr;
+  std::size_t bytes = 0;
+};
+
 struct Options {
   Schedule schedule = Schedule::kForward;
   Delivery delivery = Delivery::kLate;
   bool check_races = false;  // happens-before check of every access of shared memory
   u64 seed = 1;
   std::vector<Region> regions = {};
+  std::vector<GlobalRange> global = {};  // bounds of accesses by wrappers; empty: not checked
 };
 
 struct Dim3 {
@@ -87,9 +94,11 @@ u32 shared_base();
 
 void shared_load(u32 address, void* to, u32 bytes, Loc loc);
 void shared_store(u32 address, const void* from, u32 bytes, Loc loc);
-/// Checks alignment; bounds are AddressSanitizer's.
+/// Alignment and bounds are checked; plain pointers are left to AddressSanitizer.
 void global_load(const void* from, void* to, u32 bytes, Loc loc);
 void global_store(void* to, const void* from, u32 bytes, Loc loc);
+/// Returns what was there before.
+float global_add_f32(float* to, float value, Loc loc);
 
 // ---- warp operations, barriers -----------------------------------------------------------------
 

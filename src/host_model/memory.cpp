@@ -17,23 +17,38 @@ void shared_store(u32 address, const void* from, u32 bytes, Loc loc) {
 
 namespace {
 
-void check_global(const void* address, u32 alignment, const char* what, Loc loc) {
-  if (reinterpret_cast<std::uintptr_t>(address) % alignment != 0) {
+void check_global(const void* address, u32 bytes, u32 alignment, const char* what, Loc loc) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  if (begin % alignment != 0) {
     machine->fail("alignment",
                   fmt::format("the {} is not aligned to {} bytes at {}", what, alignment, at(loc)));
   }
+  const std::vector<GlobalRange>& ranges = machine->options.global;
+  if (ranges.empty() || bytes == 0) return;
+  for (const GlobalRange& range : ranges) {
+    const auto first = reinterpret_cast<std::uintptr_t>(range.begin);
+    if (begin >= first && begin + bytes <= first + range.bytes) return;
+  }
+  machine->fail("bounds", fmt::format("the {} is outside of global memory at {}", what, at(loc)));
 }
 
 }  // namespace
 
 void global_load(const void* from, void* to, u32 bytes, Loc loc) {
-  check_global(from, bytes, "source of ld.global", loc);
+  check_global(from, bytes, bytes, "source of ld.global", loc);
   std::memcpy(to, from, bytes);
 }
 
 void global_store(void* to, const void* from, u32 bytes, Loc loc) {
-  check_global(to, bytes, "target of st.global", loc);
+  check_global(to, bytes, bytes, "target of st.global", loc);
   std::memcpy(to, from, bytes);
+}
+
+float global_add_f32(float* to, float value, Loc loc) {
+  check_global(to, 4, 4, "target of red or atom", loc);
+  const float old = *to;
+  *to = old + value;
+  return old;
 }
 
 // ---- cp.async ----------------------------------------------------------------------------------
@@ -56,7 +71,7 @@ void cp_async_16(u32 to, const void* from, u32 valid_bytes, Loc loc) {
   if (valid_bytes > 16) {
     m.fail("bounds", fmt::format("cp.async copies {} of 16 bytes at {}", valid_bytes, at(loc)));
   }
-  check_global(from, 16, "source of cp.async", loc);
+  check_global(from, valid_bytes, 16, "source of cp.async", loc);
   m.shadow.begin_write(m.current->index, to, 16, loc);
   m.poison(to, 16, kInFlight);
   CpAsync copy{to, from, valid_bytes, false, loc};

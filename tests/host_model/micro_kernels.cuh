@@ -51,12 +51,14 @@ using stepwell::cuda::U32x4;
 
 extern "C" {
 
-// Special registers. A grid of 2 x 2 x 2; out[cta][32][2]
+// Special registers. A grid of 2 x 2 x 2; out[cta][32][3]
 __global__ void micro_identity(const u32*, u32* out) {
   const u32 cta = (ptx::cta_index<2>() * 2 + ptx::cta_index<1>()) * 2 + ptx::cta_index<0>();
   const u32 thread = ptx::thread_index();
-  out[(cta * 32 + thread) * 2] = cta * 100 + thread;
-  out[(cta * 32 + thread) * 2 + 1] = ptx::thread_index_again();
+  u32* to = out + (cta * 32 + thread) * 3;
+  to[0] = cta * 100 + thread;
+  to[1] = ptx::thread_index_again();
+  to[2] = ptx::cta_index_again<0>();
 }
 
 // Plain accesses of shared memory. out[32][16]

@@ -35,7 +35,7 @@ struct MicroKernel {
 // products.
 constexpr double kTiny = 0x1p-126;  // results that only one machine flushes
 const MicroKernel kKernels[] = {
-    {"micro_identity", micro_identity, {2, 2, 2}, 32, 0, 8 * 32 * 2, 0, 0},
+    {"micro_identity", micro_identity, {2, 2, 2}, 32, 0, 8 * 32 * 3, 0, 0},
     {"micro_shared", micro_shared, {}, 32, 32 * 80, 32 * 16, 0, 0},
     {"micro_global", micro_global, {}, 32, 0, 32 * 4, 0, 0},
     {"micro_atomics", micro_atomics, {}, 32, 0, 8, 0, 0},

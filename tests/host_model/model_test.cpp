@@ -376,6 +376,27 @@ TEST(HostModelErrors, GlobalAlignment) {
   }
 }
 
+TEST(HostModelErrors, GlobalBounds) {
+  alignas(16) static u32 global[8];
+  const Options options{.global = {{global + 4, 16}, {global, 4}}};
+  const auto bounds = [&](const std::function<void()>& body) {
+    return says(error_of(32, options, body), {"bounds", "model_test.cpp"});
+  };
+  EXPECT_EQ(error_of(32, options, [] { ptx::ld_global_v4(global + 4); }), "no error");
+  EXPECT_TRUE(bounds([] { ptx::ld_global_v4(global); }));
+  EXPECT_TRUE(bounds([] { ptx::st_global_v4(global, {}); }));
+  EXPECT_TRUE(bounds([] { ptx::red_add_f32(reinterpret_cast<float*>(global + 1), 0.0f); }));
+  EXPECT_TRUE(bounds([] { ptx::cp_async_16(kBase, global, 16); }));
+  // What is not copied is not read.
+  EXPECT_EQ(error_of(32, options,
+                     [] {
+                       ptx::cp_async_16(kBase + 16 * lane(), global, 4);
+                       ptx::cp_async_commit_group();
+                       ptx::cp_async_wait_group<0>();
+                     }),
+            "no error");
+}
+
 TEST(HostModelErrors, UnfinishedCopies) {
   alignas(16) static u32 global[4];
   EXPECT_TRUE(says(error_of(32, kPlain,

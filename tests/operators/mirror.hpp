@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -31,6 +30,12 @@ class Mirror {
   ~Mirror();
   Mirror(const Mirror&) = delete;
   Mirror& operator=(const Mirror&) = delete;
+
+  /// Calls visit(first byte, bytes) for each copy.
+  template <typename Visit>
+  void for_each_piece(Visit&& visit) const {
+    for (const Piece& piece : pieces_) visit(piece.device, piece.bytes);
+  }
 
   /// Everything back to where it came from.
   void copy_back();

@@ -66,6 +66,8 @@ class CudaRunner : public Runner {
   virtual void run(const Case& c, const AttentionArgs& args,
                    const AttentionGradients& gradients) = 0;
   DeviceMemory& memory() { return *memory_; }
+  /// Of the call at hand.
+  const std::vector<host_model::GlobalRange>& ranges() const { return ranges_; }
 
  private:
   static bool has_row(const Case& c) {
@@ -80,11 +82,16 @@ class CudaRunner : public Runner {
     const std::vector<Tensor*> more = tensors_of(results);
     tensors.insert(tensors.end(), more.begin(), more.end());
     Mirror mirror(*memory_, {DeviceType::kCuda, 0}, tensors);
+    ranges_.clear();
+    mirror.for_each_piece([this](const std::byte* begin, std::size_t bytes) {
+      ranges_.push_back({begin, bytes});
+    });
     body(args, results);
     mirror.copy_back();
   }
 
   std::unique_ptr<DeviceMemory> memory_;
+  std::vector<host_model::GlobalRange> ranges_;
 };
 
 // -------------------------------------------------------------------------------------------- GPU
@@ -208,11 +215,16 @@ class ModelRunner final : public CudaRunner {
     return options;
   }
 
+  void set_options(const Case& c, std::vector<host_model::GlobalRange> ranges) {
+    Options options = options_for(c);
+    options.global = std::move(ranges);
+    launcher_.set_options(options);
+  }
+
   // As attention_forward and attention_backward do on a GPU.
   template <typename Results>
-  AttentionProblem problem(const Case& c, const AttentionArgs& args, const Results& results) {
+  AttentionProblem problem(const AttentionArgs& args, const Results& results) const {
     constexpr bool kBackward = std::is_same_v<Results, AttentionGradients>;
-    launcher_.set_options(options_for(c));
     const AttentionShape shape = check_arguments(args);
     if constexpr (kBackward) {
       check_gradients(args, shape, results);
@@ -235,13 +247,17 @@ class ModelRunner final : public CudaRunner {
   }
 
   void run(const Case& c, const AttentionArgs& args, const AttentionOutputs& outputs) override {
-    cuda::forward(problem(c, args, outputs), launcher_);
+    set_options(c, ranges());
+    cuda::forward(problem(args, outputs), launcher_);
   }
   void run(const Case& c, const AttentionArgs& args, const AttentionGradients& gradients) override {
-    const AttentionProblem backward = problem(c, args, gradients);
+    const AttentionProblem backward = problem(args, gradients);
     const auto free = [this](std::byte* workspace) { memory().free(workspace); };
-    const std::unique_ptr<std::byte, decltype(free)> workspace(
-        memory().allocate(cuda::backward_workspace_bytes(backward)), free);
+    const std::size_t bytes = cuda::backward_workspace_bytes(backward);
+    const std::unique_ptr<std::byte, decltype(free)> workspace(memory().allocate(bytes), free);
+    std::vector<host_model::GlobalRange> ranges = this->ranges();
+    ranges.push_back({workspace.get(), bytes});
+    set_options(c, std::move(ranges));
     cuda::backward(backward, workspace.get(), launcher_);
   }
 

@@ -391,11 +391,9 @@ __device__ __forceinline__ void bar_arrive(u32 id, u32 threads, Loc loc = Loc::c
 
 // ---- atom, red ---------------------------------------------------------------------------------
 
-__device__ __forceinline__ float atom_add_f32(float* p, float v) {
+__device__ __forceinline__ float atom_add_f32(float* p, float v, Loc loc = Loc::current()) {
 #if defined(STEPWELL_HOST_MODEL)
-  const float old = *p;
-  *p = old + v;
-  return old;
+  return model::global_add_f32(p, v, loc);
 #else
   float old;
   asm volatile("atom.global.add.f32 %0, [%1], %2;" : "=f"(old) : "l"(p), "f"(v) : "memory");
@@ -403,19 +401,20 @@ __device__ __forceinline__ float atom_add_f32(float* p, float v) {
 #endif
 }
 
-__device__ __forceinline__ void red_add_f32(float* p, float v) {
+__device__ __forceinline__ void red_add_f32(float* p, float v, Loc loc = Loc::current()) {
 #if defined(STEPWELL_HOST_MODEL)
-  *p += v;
+  model::global_add_f32(p, v, loc);
 #else
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(p), "f"(v) : "memory");
 #endif
 }
 
 // Two neighbouring floats: one instruction from sm_90 on.
-__device__ __forceinline__ void red_add_x2_f32(float* p, float x, float y) {
+__device__ __forceinline__ void red_add_x2_f32(float* p, float x, float y,
+                                               Loc loc = Loc::current()) {
 #if defined(STEPWELL_HOST_MODEL)
-  p[0] += x;
-  p[1] += y;
+  model::global_add_f32(p, x, loc);
+  model::global_add_f32(p + 1, y, loc);
 #elif __CUDA_ARCH__ >= 900
   asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(x), "f"(y) : "memory");
 #else
