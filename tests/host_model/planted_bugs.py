@@ -53,6 +53,7 @@ CASES = [
     "many_anchors",
     "unsorted_ranges",
     "noisy_past_clean",
+    "sequence_no_key",
     "heads7_1",
     "dim128_128",
     "dropout_softcap_gqa",
@@ -458,7 +459,6 @@ class Prober:
 
 MODES = {
     "checked": "forward-late-checked",
-    "early, checked": "forward-early-checked",
     "late": "forward-late",
     "late, reversed": "reverse-late",
     "late, random": "random-late",
@@ -503,6 +503,8 @@ def main() -> int:
     print(
         f"\n{len(bugs)} planted; missed: {missed or 'none'}; false alarms: {false_alarms or 'none'}"
     )
+    if args.delete:  # a statement may be one too many: who reads the list decides
+        return int(bool(false_alarms))
     return int(bool(missed or false_alarms))
 
 
