@@ -112,6 +112,9 @@ struct Kernels {
 
   std::size_t (*backward_scratch_floats)(int head_dim, int head_dim_v);
   void (*row_values)(const RowValuesPart& part, float* scratch);
+  std::size_t (*normalise_scratch_floats)(int head_dim, int head_dim_v);
+  /// float32: mends the row values of a query tile from its scores.
+  void (*normalise_tile)(const ForwardTile& tile, const BackwardBuffers& buffers, float* scratch);
   void (*backward_part)(const BackwardPart& part, float* scratch);
   /// Rounds dq's sums, times the softmax scale, to the dtype of dq; all rows of one segment and
   /// head.
