@@ -46,6 +46,14 @@ TEST(Sources, IncludesAreFollowed) {
   EXPECT_TRUE(runtime::included_sources("int no_include;\n").empty());
 }
 
+// What stands in for a GPU in tests is left out.
+TEST(Sources, EveryEmbeddedFileHasItsIncludes) {
+  for (const auto& file : runtime::device_sources()) {
+    EXPECT_NO_THROW(runtime::included_sources(file.text)) << file.path;
+    EXPECT_FALSE(file.path.starts_with("host_model/")) << file.path;
+  }
+}
+
 TEST(Sources, UnknownIncludeIsNamed) {
   expect_error(ErrorKind::kRuntime, {"cuda/none.cuh"},
                [] { runtime::included_sources("#include \"cuda/none.cuh\"\n"); });
