@@ -5,8 +5,8 @@
 #
 #   scripts/compile_gate.sh [--full] [--nvrtc 13.0|12.9] [PROGRAM]
 #
-#   --full    every kernel, which takes an hour on two cores; default: a part of them in which every
-#             two choices, such as head dim and dropout, take all pairs of values
+#   --full    every kernel; default: a part of them, a fifth, in which every two choices, such as
+#             head dim and dropout, take all pairs of values
 #   --nvrtc   version of the compiler, downloaded from PyPI; default: 13.0
 #   PROGRAM   default: build/cpu/bin/stepwell
 #
