@@ -140,6 +140,16 @@ std::vector<TileTask> forward_tasks(const std::vector<Sample>& samples) {
   return tasks;
 }
 
+/// Item i of `tasks` x `heads`, heads running fastest.
+ForwardTile forward_tile_of(const AttentionProblem& problem, const std::vector<Sample>& samples,
+                            const Dropout& dropout, const std::vector<TileTask>& tasks,
+                            std::int64_t item, std::int64_t heads) {
+  const TileTask& task = tasks[static_cast<std::size_t>(item / heads)];
+  return {
+      &problem,  &samples[static_cast<std::size_t>(task.sample)], dropout,  task.sample, task.half,
+      task.view, static_cast<std::int32_t>(item % heads),         task.rows};
+}
+
 }  // namespace
 
 std::size_t forward_workspace_bytes(const AttentionProblem& problem) {
@@ -160,15 +170,7 @@ void forward(const AttentionProblem& problem, std::byte* workspace) {
   const std::int64_t heads = problem.heads_q;
   parallel_for(
       static_cast<std::int64_t>(tasks.size()) * heads, threads, [&](std::int64_t item, int thread) {
-        const TileTask& task = tasks[static_cast<std::size_t>(item / heads)];
-        const ForwardTile tile{&problem,
-                               &samples[static_cast<std::size_t>(task.sample)],
-                               dropout,
-                               task.sample,
-                               task.half,
-                               task.view,
-                               static_cast<std::int32_t>(item % heads),
-                               task.rows};
+        const ForwardTile tile = forward_tile_of(problem, samples, dropout, tasks, item, heads);
         code.forward_tile(
             tile, reinterpret_cast<float*>(workspace + static_cast<std::size_t>(thread) * stride));
       });
@@ -211,6 +213,14 @@ bool shares_tensors(const geometry::Layout& layout) {
 /// dq can be summed where it is stored: float32 rows without padding.
 bool sums_in_place(const AttentionProblem& problem) {
   return problem.dtype == DType::kFloat32 && problem.head_dim % kColumnPadding == 0;
+}
+
+/// One thread's memory in the backward pass.
+std::size_t backward_scratch(const AttentionProblem& problem) {
+  const Kernels& code = kernels();
+  return scratch_bytes(
+      std::max(code.backward_scratch_floats(problem.head_dim, problem.head_dim_v),
+               code.normalise_scratch_floats(problem.head_dim, problem.head_dim_v)));
 }
 
 std::size_t query_values_bytes(const AttentionProblem& problem, int width) {
@@ -297,10 +307,8 @@ bool splits_heads(const std::vector<std::int64_t>& pairs, int heads_kv, int thre
 }  // namespace
 
 std::size_t backward_workspace_bytes(const AttentionProblem& problem) {
-  const std::size_t floats =
-      kernels().backward_scratch_floats(problem.head_dim, problem.head_dim_v);
   std::size_t bytes =
-      static_cast<std::size_t>(thread_count(problem.num_threads)) * scratch_bytes(floats);
+      static_cast<std::size_t>(thread_count(problem.num_threads)) * backward_scratch(problem);
   bytes += 3 * query_values_bytes(problem, 1);
   if (!sums_in_place(problem))
     bytes += query_values_bytes(problem, padded_columns(problem.head_dim));
@@ -309,8 +317,7 @@ std::size_t backward_workspace_bytes(const AttentionProblem& problem) {
 
 void backward(const AttentionProblem& problem, std::byte* workspace) {
   const Kernels& code = kernels();
-  const std::size_t stride =
-      scratch_bytes(code.backward_scratch_floats(problem.head_dim, problem.head_dim_v));
+  const std::size_t stride = backward_scratch(problem);
   const std::vector<Sample> samples = all_samples(problem);
   const int threads =
       threads_for(thread_count(problem.num_threads), 2.5 * forward_multiply_adds(problem, samples));
@@ -344,6 +351,14 @@ void backward(const AttentionProblem& problem, std::byte* workspace) {
   parallel_for(segment_heads, threads, [&](std::int64_t item, int thread) {
     code.row_values(values_part(item), scratch(thread));
   });
+
+  const std::vector<TileTask> tiles = forward_tasks(samples);
+  parallel_for(static_cast<std::int64_t>(tiles.size()) * heads_q, threads,
+               [&](std::int64_t item, int thread) {
+                 const ForwardTile tile =
+                     forward_tile_of(problem, samples, dropout, tiles, item, heads_q);
+                 code.normalise_tile(tile, buffers, scratch(thread));
+               });
 
   // All parts of the passes below; `work` orders them.
   struct PartTask {

@@ -4,7 +4,7 @@
 // transposed once a key tile and Q and dO are used as they lie in memory:
 //
 //   S = Q K^T          P = exp(S - lse)            dV += P^T dO
-//   dP = dO V^T        dS = P (dP - delta)         dK += dS^T Q        dQ += dS K
+//   dP = dO V^T        dS = P (dP - delta + dlse)  dK += dS^T Q        dQ += dS K
 //
 // dK and dV of a key tile stay in the scratch, dQ is summed in memory. Every sum has one owner and
 // a fixed order, whatever the number of threads.
@@ -107,11 +107,8 @@ inline void row_values(const RowValuesPart& part, float* scratch) {
     for (std::size_t c = 0; c < dim_v; c += hn::Lanes(d)) {
       sum = hn::MulAdd(hn::LoadU(d, out_row + c), hn::LoadU(d, dout_row + c), sum);
     }
-    float delta = hn::GetLane(hn::SumOfLanes(d, sum));
-    if (tensors.dlse.data != nullptr) {
-      delta -= *tensors.dlse.at(sample.batch_index, part.head, first + i);
-    }
-    *values.delta.at(sample.batch_index, part.head, first + i) = delta;
+    *values.delta.at(sample.batch_index, part.head, first + i) =
+        hn::GetLane(hn::SumOfLanes(d, sum));
     // In units of log 2 as a float, and the factor exp2(-rest) that makes up for its rounding.
     // Beyond 2^23 a float has no fraction left and the factor could be anything: such a row is as
     // it is.
@@ -137,6 +134,7 @@ struct QuerySegment {
   RowValues lse_log2;
   RowValues lse_factor;
   RowValues delta;
+  RowValues dlse;  // null: zeros
   Rows dq;
   DropoutStream dropout;
 };
@@ -192,6 +190,11 @@ inline void scores_of_panel(const BackwardContext& context, const QuerySegment& 
         hn::Set(d, *segment.lse_factor.at(segment.batch, segment.head, segment.first + row));
     const FloatVec delta =
         hn::Set(d, *segment.delta.at(segment.batch, segment.head, segment.first + row));
+    // Apart from delta, which may be so large that its sum with this loses bits of it.
+    const FloatVec dlse =
+        segment.dlse.data == nullptr
+            ? hn::Zero(d)
+            : hn::Set(d, *segment.dlse.at(segment.batch, segment.head, segment.first + row));
     geometry::Interval visible{keys.begin, keys.begin + kPanel};
     if (masked) visible = geometry::row_interval(segment.rule, segment.position + row);
     for (std::size_t n = 0; n < static_cast<std::size_t>(kPanel); n += lanes) {
@@ -216,7 +219,7 @@ inline void scores_of_panel(const BackwardContext& context, const QuerySegment& 
         kept = hn::Mul(p, keep_scale);
         dp = hn::Mul(dp, keep_scale);
       }
-      FloatVec ds = hn::Mul(hn::Mul(p, hn::Sub(dp, delta)), slope);
+      FloatVec ds = hn::Mul(hn::Mul(p, hn::Add(hn::Sub(dp, delta), dlse)), slope);
       if (masked) {
         const auto key = hn::Iota(di, keys.begin + static_cast<std::int32_t>(n));
         const auto seen_lanes =
@@ -335,6 +338,7 @@ inline void backward_segment(const BackwardContext& context, geometry::Half quer
         values.lse_log2,
         values.lse_factor,
         values.delta,
+        tensors.dlse,
         part.buffers->dq[static_cast<int>(query_half)],
         dropout_stream(part.dropout.key, part.sample_index, problem.heads_q, head, segment_index,
                        key_half == geometry::Half::kClean)};

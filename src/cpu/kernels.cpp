@@ -16,6 +16,7 @@
 // clang-format off: foreach_target.h comes first
 #include "cpu/backward-inl.hpp"
 #include "cpu/forward-inl.hpp"
+#include "cpu/normalise-inl.hpp"
 #include "hwy/highway.h"
 // clang-format on
 
@@ -24,8 +25,16 @@ namespace stepwell::cpu::HWY_NAMESPACE {
 
 inline const Kernels& table() {
   static const Kernels kTable = {
-      hwy::TargetName(HWY_TARGET), kPanel,     forward_scratch_floats, forward_tile,
-      backward_scratch_floats,     row_values, backward_part,          store_dq,
+      hwy::TargetName(HWY_TARGET),
+      kPanel,
+      forward_scratch_floats,
+      forward_tile,
+      backward_scratch_floats,
+      row_values,
+      normalise_scratch_floats,
+      normalise_tile,
+      backward_part,
+      store_dq,
   };
   return kTable;
 }

@@ -51,7 +51,7 @@ struct ForwardTile {
 struct BackwardRowValues {
   RowValues lse_log2;    // log-sum-exp in units of log 2
   RowValues lse_factor;  // exp2 of what its rounding took away
-  RowValues delta;       // sum over the value dim of dout * out, minus the gradient of lse
+  RowValues delta;       // sum over the value dim of dout * out
 };
 
 /// Where dq is summed: float32 rows like q, padded_columns(head_dim) wide.
@@ -112,6 +112,9 @@ struct Kernels {
 
   std::size_t (*backward_scratch_floats)(int head_dim, int head_dim_v);
   void (*row_values)(const RowValuesPart& part, float* scratch);
+  std::size_t (*normalise_scratch_floats)(int head_dim, int head_dim_v);
+  /// Mends the row values of a query tile from its scores.
+  void (*normalise_tile)(const ForwardTile& tile, const BackwardBuffers& buffers, float* scratch);
   void (*backward_part)(const BackwardPart& part, float* scratch);
   /// Rounds dq's sums, times the softmax scale, to the dtype of dq; all rows of one segment and
   /// head.

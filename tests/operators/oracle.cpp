@@ -179,7 +179,8 @@ double ulp(DType dtype, double x) {
 namespace {
 
 std::string first_error(const std::string& name, DType dtype, const Array& got,
-                        const Array& expected, const Array& plain, const Array& terms) {
+                        const Array& expected, const Array& plain, const Array& terms,
+                        double term_ulps) {
   if (got.values.size() != expected.values.size()) return name + " has another size";
   double plain_error = 0.0;
   double magnitude = 0.0;
@@ -191,7 +192,7 @@ std::string first_error(const std::string& name, DType dtype, const Array& got,
     term_magnitude = std::max(term_magnitude, terms.values[i]);
   }
   const double allowed =
-      2.0 * plain_error + ulp(dtype, magnitude) + ulp(DType::kFloat32, term_magnitude);
+      2.0 * plain_error + ulp(dtype, magnitude) + term_ulps * ulp(DType::kFloat32, term_magnitude);
   for (std::size_t i = 0; i < expected.values.size(); ++i) {
     const double want = expected.values[i];
     const double have = got.values[i];
@@ -213,7 +214,7 @@ std::string first_error(const std::string& name, DType dtype, const Array& got,
 }  // namespace
 
 std::string first_error(const Case& c, const Results& got, const Results& expected,
-                        const PlainResults& plain) {
+                        const PlainResults& plain, double term_ulps) {
   struct Compared {
     const char* name;
     Array (Results::*array)[2];
@@ -226,9 +227,9 @@ std::string first_error(const Case& c, const Results& got, const Results& expect
                                 {"dv", &Results::dv, c.dtype}};
   for (const auto& [name, array, dtype] : kCompared) {
     for (const int set : {kFirst, kClean}) {
-      std::string error = first_error(fmt::format("{}{}", name, set == kClean ? "_clean" : ""),
-                                      dtype, (got.*array)[set], (expected.*array)[set],
-                                      (plain.values.*array)[set], (plain.terms.*array)[set]);
+      std::string error = first_error(
+          fmt::format("{}{}", name, set == kClean ? "_clean" : ""), dtype, (got.*array)[set],
+          (expected.*array)[set], (plain.values.*array)[set], (plain.terms.*array)[set], term_ulps);
       if (!error.empty()) return error;
     }
   }

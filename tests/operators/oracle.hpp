@@ -26,10 +26,9 @@ PlainResults plain_results(const Case& c, const Inputs& inputs);
 double ulp(DType dtype, double x);
 
 /// The first element whose error is not allowed, in words; "" if there is none. Allowed is twice
-/// the largest error of the plain computation, one ulp at the largest expected magnitude, and one
-/// float32 ulp at the largest sum of absolute terms: a plain row of few keys cancels without error
-/// where an online one, which has the sum from another pass, cannot.
+/// the largest error of the plain computation, one ulp at the largest expected magnitude, and
+/// `term_ulps` float32 ulps at the largest sum of absolute terms.
 std::string first_error(const Case& c, const Results& got, const Results& expected,
-                        const PlainResults& plain);
+                        const PlainResults& plain, double term_ulps = 0.0);
 
 }  // namespace stepwell::testing

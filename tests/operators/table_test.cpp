@@ -50,6 +50,9 @@ TEST_P(OperatorTable, ErrorIsAtMostTwiceThatOfPlainCode) {
 INSTANTIATE_TEST_SUITE_P(Cases, OperatorTable, ::testing::ValuesIn(cases_in_every_dtype()),
                          [](const auto& info) { return info.param.name; });
 
+// A few in a thousand random cases have a plain result that is exact by luck.
+constexpr double kTermUlps = 1.0;
+
 TEST(Fuzz, RandomCases) {
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     const Case c = random_case(seed);
@@ -58,7 +61,8 @@ TEST(Fuzz, RandomCases) {
     Call call(c, inputs);
     call.forward();
     call.backward();
-    ASSERT_EQ(first_error(c, call.results(), expected_results(c, inputs), plain_results(c, inputs)),
+    ASSERT_EQ(first_error(c, call.results(), expected_results(c, inputs), plain_results(c, inputs),
+                          kTermUlps),
               "");
     ASSERT_TRUE(call.gaps_intact());
   }
