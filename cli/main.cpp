@@ -2,6 +2,8 @@
 #include <cstdio>
 #include <exception>
 
+#include "compile_command.hpp"
+#include "doctor_command.hpp"
 #include "mask_command.hpp"
 
 namespace {
@@ -20,6 +22,8 @@ int main(int argc, char** argv) {
       "Exit status: 0 done, 1 the work failed, 2 an argument is not accepted.");
   try {
     stepwell::cli::add_mask_command(app);
+    stepwell::cli::add_compile_command(app);
+    stepwell::cli::add_doctor_command(app);
     app.parse(argc, argv);
     if (app.get_subcommands().empty()) {
       std::fprintf(stderr, "a command is missing\n\n%s", app.help().c_str());

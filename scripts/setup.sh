@@ -3,6 +3,7 @@
 #
 #   install_system_packages PACKAGE...   Debian's packages, those that are missing
 #   create_environment                   $python: a Python with torch
+#   install_cuda_compiler VERSION        $cuda_compiler: a folder with NVRTC and nvdisasm from PyPI
 #
 # Environment variables:
 #   STEPWELL_PYTHON   the Python to start from; default: python3
@@ -82,4 +83,20 @@ $torch_index. If that index cannot be reached from here, activate a Python envir
 torch >= 2.11, or set STEPWELL_TORCH to a requirement that pip can install, such as \
 STEPWELL_TORCH='torch>=2.11' (PyPI's builds bring the CUDA libraries)"
   fi
+}
+
+# NVRTC compiles without a GPU, a driver or the CUDA toolkit.
+install_cuda_compiler() {
+  local packages=(nvidia-cuda-nvdisasm==13.5.37)
+  case $1 in
+    13.0) packages+=(nvidia-cuda-nvrtc==13.0.88) ;;
+    12.9) packages+=(nvidia-cuda-nvrtc-cu12==12.9.86) ;;
+    *) fail "there is no recipe for NVRTC $1; accepted: 13.0, 12.9" ;;
+  esac
+  cuda_compiler=$root/build/nvrtc-$1
+  if [[ -e $cuda_compiler/complete ]]; then return; fi
+  say "Installing ${packages[*]} in $cuda_compiler"
+  rm -rf "$cuda_compiler"
+  pip_install --no-deps --target "$cuda_compiler" "${packages[@]}"
+  touch "$cuda_compiler/complete"
 }

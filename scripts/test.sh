@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds Stepwell and runs all tests.
 #
-#   --static   check formatting and lints too (as CI does; needs clang-format and clang-tidy 14)
+#   --static    check formatting and lints too (as CI does; needs clang-format and clang-tidy 14)
+#   --kernels   compile the CUDA kernels too (as CI does; downloads NVRTC, needs no GPU)
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 static=0
+kernels=0
 for argument in "$@"; do
   case $argument in
     --static) static=1 ;;
-    *) fail "$argument is not an argument of test.sh; accepted: --static" ;;
+    --kernels) kernels=1 ;;
+    *) fail "$argument is not an argument of test.sh; accepted: --static, --kernels" ;;
   esac
 done
 
@@ -41,6 +44,12 @@ if ((static)); then
   scripts/clang_tidy.sh build/cpu "$jobs"
 fi
 
+if ((kernels)); then
+  install_cuda_compiler 13.0
+  # Tests of the compiler itself are skipped without it.
+  export STEPWELL_LIBRARY_DIRS=$cuda_compiler/nvidia/cu13/lib
+fi
+
 # Waiting threads that spin would keep the other tests from their cores.
 export OMP_WAIT_POLICY=passive
 step "C++ tests"
@@ -66,6 +75,11 @@ pip_install "${wheel}[train,test]"
 export STEPWELL_CLI=$root/build/cpu/bin/stepwell STEPWELL_BUILD_DIR=$root/build/cpu
 status=0
 "$python" -m pytest -q tests/python tests/cli tests/docs || status=$?
+
+if ((kernels)); then
+  step "CUDA kernels for every architecture"
+  scripts/compile_gate.sh build/cpu/bin/stepwell || status=$?
+fi
 
 # The closing lines of all runners together.
 step "Summary"

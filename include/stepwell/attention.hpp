@@ -41,11 +41,24 @@ enum class TokenLayout {
   kSequence,
 };
 
+/// Where the one-call functions get their workspace.
+struct WorkspaceAllocator {
+  /// Returns `bytes` bytes of the device's memory, aligned to 64, which stay the call's until it
+  /// has returned and the work it queued on its stream is done; throws where there is none.
+  void* (*allocate)(void* context, std::size_t bytes, Device device) = nullptr;
+  void* context = nullptr;  ///< passed on to `allocate`
+};
+
 /// Arguments of forward and backward. Tensors that are not given stay default-made.
 ///
 /// Floating-point tensors: float32, float16 or bfloat16, all the same; any stride whose last
 /// dimension is contiguous; dim of q and k, and of v, a multiple of 8 in [8, 256]; heads_q a
 /// multiple of heads_kv. Integer tensors: int32, contiguous, on the same device.
+///
+/// On CUDA: float16 or bfloat16, with addresses and strides that are multiples of 16 bytes. Values
+/// of integer tensors are not checked there, and clamped to the tensors' bounds. With the
+/// environment variable STEPWELL_DEBUG_SYNC=1 every call copies them to the host, checks them, and
+/// waits for its kernels, so that errors show at the call that made them.
 struct AttentionArgs {
   Mask mask;
   TokenLayout layout = TokenLayout::kBatched;
@@ -86,6 +99,11 @@ struct AttentionArgs {
   bool deterministic = false;  ///< bitwise equal results from run to run
 
   int num_threads = 0;  ///< CPU backend: 0 takes OpenMP's default
+
+  /// CUDA: the CUstream that everything is queued on; nullptr is the device's default stream. No
+  /// call waits for the device or reads its memory.
+  void* stream = nullptr;
+  WorkspaceAllocator allocator;  ///< default: memory of the library's own
 };
 
 /// Results of the forward pass, allocated by the caller; every element is written.
@@ -124,7 +142,8 @@ class AttentionPlan {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// Checks shapes, dtypes and devices and plans the forward pass; no element is read.
+/// Checks shapes, dtypes and devices and plans the forward pass; no element is read. On CUDA also
+/// compiles and loads the kernels.
 /// Throws Error naming the argument that is not accepted.
 AttentionPlan plan_attention_forward(const AttentionArgs& args, const AttentionOutputs& outputs);
 /// The same for the backward pass.

@@ -8,6 +8,8 @@ share.
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,26 @@ def _load() -> Any:
     return tvm_ffi.load_module(str(path))
 
 
+def _nvidia_library_dirs() -> list[str]:
+    """Folders of NVRTC in NVIDIA's wheels, which torch's builds for CUDA bring; newest first."""
+    spec = importlib.util.find_spec("nvidia")
+    places = [] if spec is None else spec.submodule_search_locations or []
+    parts = ("cu13/lib", "cuda_nvrtc/lib")
+    return [
+        str(Path(place, part)) for part in parts for place in places if Path(place, part).is_dir()
+    ]
+
+
+_logger = logging.getLogger("stepwell")
+
+
+def _log(level: int, line: str) -> None:
+    _logger.log(logging.WARNING if level else logging.INFO, "%s", line)
+
+
 _module = _load()
+_module.set_library_dirs(":".join(_nvidia_library_dirs()))
+_module.set_log_callback(_log)
 attention_forward = _module.attention_forward
 attention_backward = _module.attention_backward
 attention_mask = _module.attention_mask

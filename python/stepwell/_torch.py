@@ -71,7 +71,11 @@ def int_array(name: str, value: Any, q: torch.Tensor) -> torch.Tensor | None:
         return narrow
     if isinstance(value, (list, tuple)):
         check_int32_list(name, value)
-        return torch.tensor(value, dtype=torch.int32, device=q.device)
+        if q.device.type != "cuda" or torch.compiler.is_compiling():
+            return torch.tensor(value, dtype=torch.int32, device=q.device)
+        # Pinned, so that the host does not wait for the device.
+        array = torch.tensor(value, dtype=torch.int32, pin_memory=True)
+        return array.to(q.device, non_blocking=True)
     raise TypeError(
         f"{name} is of type {type(value).__name__}; accepted with tensors: torch.Tensor of int32 "
         "or int64, or a list of integers"
@@ -100,6 +104,36 @@ def dropout(p: Any, seed: Any, q: torch.Tensor) -> tuple[float, int, torch.Tenso
 def _last_dim_contiguous(tensor: torch.Tensor) -> torch.Tensor:
     # Autograd's gradients may be expanded or transposed.
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether the CUDA kernels, which move 16 bytes at a time, can read the rows of a tensor."""
+    strides = tensor.stride()
+    odd = tensor.data_ptr() & 15
+    for stride in strides[:-1]:
+        odd |= stride & 7
+    if not odd and strides[-1] == 1:
+        return True
+    used = [s for s, extent in zip(strides[:-1], tensor.shape[:-1], strict=True) if extent > 1]
+    return strides[-1] == 1 and tensor.data_ptr() % 16 == 0 and all(s % 8 == 0 for s in used)
+
+
+# Of each operator: the arguments whose rows kernels read.
+ALIGNED_ROWS: dict[str, tuple[int, ...]] = {}
+
+
+def _with_aligned_rows(kernel: Callable, rows: tuple[int, ...]) -> Callable:
+    """`kernel` with copies of those arguments at `rows` that it could not read."""
+
+    def aligned(*args):
+        for i in rows:
+            tensor = args[i]
+            if tensor is not None and tensor.ndim > 1 and not _is_aligned(tensor):
+                # The strides of a clone are those that a gradient like the tensor has.
+                args = (*args[:i], tensor.clone(), *args[i + 1 :])
+        return kernel(*args)
+
+    return aligned
 
 
 def _outputs(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -269,8 +303,11 @@ def _define(
         (forward_op, forward, forward_fake, 0),
         (backward_op, backward, backward_fake, 4 * num_pairs),
     ):
-        for key in ("CPU", "CUDA"):
-            _library.impl(op._opname, kernel, key)
+        # Of a backward operator also dout and out, the first and third of each pair's tensors.
+        rows = (*range(0, first, 2), *(first + i for i in gradient_inputs))
+        ALIGNED_ROWS[op._opname] = rows
+        _library.impl(op._opname, kernel, "CPU")
+        _library.impl(op._opname, _with_aligned_rows(kernel, rows), "CUDA")
         fake = _on_one_device(fake, op, first)
         torch.library.register_fake(op._schema.name, fake, lib=_library)
 

@@ -245,9 +245,10 @@ def diffusion_attn_func(
     A sample has n tokens per half. A noisy row sees the noisy tokens of its own block and the clean
     tokens before its block; a clean row sees the clean tokens up to the end of its block.
 
-    Arrays are float32, float16 or bfloat16 (NumPy: float32, float16), all the same, with any
-    strides whose last dimension is contiguous. Sums are float32. Integer arrays are int32 or int64,
-    on the device of q, or lists.
+    Arrays are float32, float16 or bfloat16 (NumPy: float32, float16; on CUDA: float16, bfloat16),
+    all the same, with any strides whose last dimension is contiguous; on CUDA, those whose rows do
+    not start at multiples of 16 bytes are copied first. Sums are float32. Integer arrays are int32
+    or int64, on the device of q, or lists.
 
     Args:
         q: queries ``(batch, (num_views + 1) * n, heads_q, head_dim)``; head_dim a multiple of 8 in
@@ -334,7 +335,9 @@ def diffusion_attn_varlen_func(
         v: values ``(total, heads_kv, head_dim_v)``.
         cu_seqlens: ``(batch + 1,)`` running row counts from 0. Layout "interleaved": they count
             all rows of a sample, (num_views + 1) * n_i. Layout "halves": they count n_i.
-        max_seqlen: an upper bound of n_i, the tokens of one half; None: not known.
+        max_seqlen: an upper bound of n_i, the tokens of one half; None: not known. On CUDA it sizes
+            the launch: None costs time where there are many samples, and rows of a sample past a
+            bound that is too small are undefined.
         block_size: tokens of a diffusion block, >= 1.
         layout: "interleaved" for ``[n_1 c_1 n_2 c_2 ...]``; "halves" for all noisy rows, then all
             clean rows (with views: view 0 of all samples, view 1 of all samples, ..., then clean):
@@ -348,7 +351,8 @@ def diffusion_attn_varlen_func(
 
     Raises:
         As :func:`diffusion_attn_func`. Values of cu_seqlens are checked where they lie in host
-        memory; on a device, kernels clamp them to the tensors' bounds.
+        memory; on a device, kernels clamp them to the tensors' bounds, and the environment variable
+        STEPWELL_DEBUG_SYNC=1 has them checked at the price of waiting for the device.
     """
     backend = _backend("q", q)
     check_choice("layout", layout, PACKED_LAYOUT)
@@ -415,7 +419,8 @@ def diffusion_attn_split_func(
         cu_seqlens_noisy: ``(batch + 1,)`` running counts of noisy rows, all views.
         cu_seqlens_clean: ``(batch + 1,)`` running counts of rows of k_clean (and of q_clean).
         cu_seqlens_clean_q: ``(batch + 1,)`` running counts of rows of q_clean, where they differ.
-        max_seqlen: packed: an upper bound of the tokens of one half; None: not known.
+        max_seqlen: packed: an upper bound of the tokens of one half, as in
+            :func:`diffusion_attn_varlen_func`; None: not known.
         noisy_offset: position of the first noisy row in its sample, or ``(batch,)`` of them.
         clean_q_offset: position of the first clean query, or ``(batch,)`` of them. Clean keys
             start at position 0.
@@ -483,7 +488,8 @@ def block_causal_attn_func(
         seqused_kv: ``(batch,)`` valid keys.
         cu_seqlens: ``(batch + 1,)`` running counts of queries; makes the tensors packed.
         cu_seqlens_kv: ``(batch + 1,)`` running counts of keys; None: as cu_seqlens.
-        max_seqlen: packed: an upper bound of a sample's length; None: not known.
+        max_seqlen: packed: an upper bound of a sample's length, as in
+            :func:`diffusion_attn_varlen_func`; None: not known.
         softmax_scale, softcap, dropout_p, dropout_seed, deterministic, return_lse: as in
             :func:`diffusion_attn_func`.
 

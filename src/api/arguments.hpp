@@ -3,11 +3,11 @@
 //   check_arguments   shapes, dtypes, strides, devices and numbers; reads no element and no pointer
 //   check_outputs     the same for what the caller wants written
 //   build_problem     the backend's form of the arguments
-//   check_values      the elements of integer arrays, which lie in host memory
+//   check_values      the elements of integer arrays that lie in host memory
+//   check_cuda        what the CUDA backend does not take of all this
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "core/problem.hpp"
 #include "stepwell/attention.hpp"
@@ -45,6 +45,18 @@ void check_array_data(const AttentionArgs& args);
 void check_data(const AttentionArgs& args, const AttentionOutputs& outputs);
 void check_data(const AttentionArgs& args, const AttentionGradients& gradients);
 
+/// What the CUDA backend takes: dtypes and strides, options, addresses.
+void check_cuda(const AttentionArgs& args, const AttentionOutputs& outputs);
+void check_cuda(const AttentionArgs& args, const AttentionGradients& gradients);
+void check_cuda_numbers(const AttentionArgs& args, bool backward);
+void check_cuda_data(const AttentionArgs& args, const AttentionOutputs& outputs);
+void check_cuda_data(const AttentionArgs& args, const AttentionGradients& gradients);
+
+/// Whether STEPWELL_DEBUG_SYNC asks for checks that wait for the device.
+bool debug_sync();
+/// check_values of arrays in device memory, after waiting for the stream.
+void check_cuda_values(const AttentionArgs& args, const AttentionShape& shape);
+
 /// Throws unless `tensors` have the dtypes, devices, shapes and strides of `planned`.
 void check_as_planned(const AttentionArgs& args, const AttentionArgs& planned);
 void check_as_planned(const AttentionArgs& args, const AttentionOutputs& outputs,
@@ -65,10 +77,5 @@ void set_outputs(const AttentionArgs& args, const AttentionOutputs& outputs, Add
                  AttentionProblem& problem);
 void set_gradients(const AttentionArgs& args, const AttentionGradients& gradients,
                    Addresses addresses, AttentionProblem& problem);
-
-/// kSplit with seqused_clean: valid clean queries are those at positions below it. Points
-/// problem.layout at `storage` where clean queries start at another position than the keys.
-void set_valid_clean_queries(const AttentionArgs& args, AttentionProblem& problem,
-                             std::vector<std::int32_t>& storage);
 
 }  // namespace stepwell

@@ -15,8 +15,7 @@ using geometry::Half;
 using geometry::Sample;
 
 /// The layout of a problem whose tensors have shapes only.
-AttentionProblem shape_problem(const AttentionArgs& args, AttentionShape& shape,
-                               std::vector<std::int32_t>& storage) {
+AttentionProblem shape_problem(const AttentionArgs& args, AttentionShape& shape) {
   shape = check_arguments(args);
   STEPWELL_CHECK(args.q.device.type == DeviceType::kCpu, kNotImplemented,
                  "{} is on {}; masks are computed from arrays on cpu", names_of(args.layout).q,
@@ -24,7 +23,6 @@ AttentionProblem shape_problem(const AttentionArgs& args, AttentionShape& shape,
   check_array_data(args);
   AttentionProblem problem = build_problem(args, shape, Addresses::kReal);
   check_values(args, problem.layout);
-  set_valid_clean_queries(args, problem, storage);
   return problem;
 }
 
@@ -51,8 +49,7 @@ void for_each_segment(const Sample& sample, bool keys, std::int64_t clean_first,
 
 void attention_mask(const AttentionArgs& args, unsigned char* visible, std::size_t capacity) {
   AttentionShape shape;
-  std::vector<std::int32_t> storage;
-  const AttentionProblem problem = shape_problem(args, shape, storage);
+  const AttentionProblem problem = shape_problem(args, shape);
   // kSplit: clean rows follow the noisy ones.
   const bool split = args.layout == TokenLayout::kSplit;
   const std::int64_t clean_first_q = split ? shape.rows_q : 0;
@@ -86,8 +83,7 @@ void attention_mask(const AttentionArgs& args, unsigned char* visible, std::size
 
 std::int64_t visible_pairs(const AttentionArgs& args) {
   AttentionShape shape;
-  std::vector<std::int32_t> storage;
-  const AttentionProblem problem = shape_problem(args, shape, storage);
+  const AttentionProblem problem = shape_problem(args, shape);
   std::int64_t pairs = 0;
   for (int i = 0; i < problem.layout.batch; ++i) {
     pairs += geometry::visible_pairs(geometry::sample_at(problem.layout, i).mask);

@@ -2,12 +2,17 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <string>
+#include <type_traits>
 
 #include "api/arguments.hpp"
 #include "api/names.hpp"
 #include "api/text.hpp"
 #include "core/check.hpp"
 #include "cpu/attention.hpp"
+#include "cuda/backend.hpp"
+#include "cuda/gpu.hpp"
+#include "runtime/device.hpp"
 
 namespace stepwell {
 
@@ -25,13 +30,18 @@ namespace {
 
 constexpr std::size_t kWorkspaceAlignment = 64;
 
-void check_backend(const AttentionArgs& args) {
-  const Device device = args.q.device;
-  STEPWELL_CHECK(device.type == DeviceType::kCpu, kNotImplemented,
-                 "{} is on {}, and this build of stepwell has no {} backend; it accepts tensors on "
-                 "cpu",
-                 names_of(args.layout).q, to_text(device),
-                 device.type == DeviceType::kHip ? "HIP" : "CUDA");
+bool on_cuda(const AttentionArgs& args) { return args.q.device.type == DeviceType::kCuda; }
+
+template <typename Results>
+void check_backend(const AttentionArgs& args, const Results& results) {
+  constexpr bool kBackward = std::is_same_v<Results, AttentionGradients>;
+  STEPWELL_CHECK(args.q.device.type != DeviceType::kHip, kNotImplemented,
+                 "{} is on {}, and this build of stepwell has no HIP backend; it accepts tensors "
+                 "on cpu and cuda",
+                 names_of(args.layout).q, to_text(args.q.device));
+  if (!on_cuda(args)) return;
+  check_cuda(args, results);
+  check_cuda_numbers(args, kBackward);
 }
 
 template <typename Struct, std::size_t N>
@@ -50,14 +60,63 @@ AttentionPlan::Impl plan_inputs(const AttentionArgs& args, bool backward) {
 }
 
 /// What run() and the one-call forms share once shapes are known to be good.
-AttentionProblem host_problem(const AttentionArgs& args, const AttentionShape& shape,
-                              std::vector<std::int32_t>& storage) {
+template <typename Results>
+AttentionProblem checked_problem(const AttentionArgs& args, const AttentionShape& shape,
+                                 const Results& results) {
+  check_data(args, results);
   check_tensor_data(args);
   check_array_data(args);
+  if (on_cuda(args)) check_cuda_data(args, results);
   AttentionProblem problem = build_problem(args, shape, Addresses::kReal);
-  check_values(args, problem.layout);
-  set_valid_clean_queries(args, problem, storage);
+  if (!on_cuda(args)) {
+    check_values(args, problem.layout);
+  } else if (debug_sync()) {
+    check_cuda_values(args, shape);
+  }
   return problem;
+}
+
+void launch_forward(const AttentionArgs& args, const AttentionProblem& problem, void* workspace) {
+  if (on_cuda(args)) {
+    cuda::GpuLauncher launcher(args.q.device.index, args.stream);
+    cuda::forward(problem, launcher);
+    if (debug_sync()) runtime::synchronize(args.q.device.index, args.stream);
+  } else {
+    cpu::forward(problem, static_cast<std::byte*>(workspace));
+  }
+}
+
+void launch_backward(const AttentionArgs& args, const AttentionProblem& problem, void* workspace) {
+  if (on_cuda(args)) {
+    cuda::GpuLauncher launcher(args.q.device.index, args.stream);
+    cuda::backward(problem, static_cast<std::byte*>(workspace), launcher);
+    if (debug_sync()) runtime::synchronize(args.q.device.index, args.stream);
+  } else {
+    cpu::backward(problem, static_cast<std::byte*>(workspace));
+  }
+}
+
+std::size_t forward_bytes(const AttentionArgs& args, const AttentionProblem& problem) {
+  return on_cuda(args) ? cuda::forward_workspace_bytes(problem)
+                       : cpu::forward_workspace_bytes(problem);
+}
+
+std::size_t backward_bytes(const AttentionArgs& args, const AttentionProblem& problem) {
+  return on_cuda(args) ? cuda::backward_workspace_bytes(problem)
+                       : cpu::backward_workspace_bytes(problem);
+}
+
+std::string prepare_backend(const AttentionArgs& args, const AttentionProblem& problem,
+                            bool backward) {
+  if (!on_cuda(args)) return cpu::describe(problem);
+  const cuda::GpuLauncher launcher(args.q.device.index, args.stream);
+  const cuda::DeviceLimits limits = launcher.limits();
+  for (const cuda::AttentionKernel& kernel : backward ? cuda::backward_kernels(problem, limits)
+                                                      : cuda::forward_kernels(problem, limits)) {
+    launcher.load(kernel);
+  }
+  return backward ? cuda::describe_backward(problem, limits)
+                  : cuda::describe_forward(problem, limits);
 }
 
 void check_run(const AttentionPlan::Impl& plan, bool backward, const AttentionArgs& args,
@@ -67,6 +126,7 @@ void check_run(const AttentionPlan::Impl& plan, bool backward, const AttentionAr
                  plan.backward ? "backward" : "forward", backward ? "backward" : "forward");
   check_as_planned(args, plan.args);
   check_numbers(args);
+  if (on_cuda(args)) check_cuda_numbers(args, backward);
   const auto address = reinterpret_cast<std::uintptr_t>(workspace);
   STEPWELL_CHECK(plan.workspace_bytes == 0 || workspace != nullptr, kValue,
                  "workspace is null; the plan needs {} bytes", plan.workspace_bytes);
@@ -74,19 +134,41 @@ void check_run(const AttentionPlan::Impl& plan, bool backward, const AttentionAr
                  kWorkspaceAlignment);
 }
 
-struct AlignedDelete {
-  void operator()(std::byte* memory) const {
-    ::operator delete (memory, std::align_val_t{kWorkspaceAlignment});
+/// Memory of one call.
+class Workspace {
+ public:
+  Workspace(const AttentionArgs& args, std::size_t bytes) : args_(args) {
+    if (bytes == 0) return;
+    const Device device = args.q.device;
+    owned_ = args.allocator.allocate == nullptr;
+    if (!owned_) {
+      memory_ = args.allocator.allocate(args.allocator.context, bytes, device);
+    } else if (on_cuda(args)) {
+      memory_ = runtime::allocate_async(device.index, bytes, args.stream);
+    } else {
+      memory_ = ::operator new (bytes, std::align_val_t{kWorkspaceAlignment}, std::nothrow);
+    }
+    STEPWELL_CHECK(memory_ != nullptr, kRuntime, "no memory on {} for a workspace of {} bytes",
+                   to_text(device), bytes);
   }
-};
-using Workspace = std::unique_ptr<std::byte, AlignedDelete>;
+  ~Workspace() {
+    if (!owned_ || memory_ == nullptr) return;
+    if (on_cuda(args_)) {
+      runtime::free_async(args_.q.device.index, memory_, args_.stream);
+    } else {
+      ::operator delete (memory_, std::align_val_t{kWorkspaceAlignment});
+    }
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
 
-Workspace allocate(std::size_t bytes) {
-  if (bytes == 0) return nullptr;
-  void* memory = ::operator new (bytes, std::align_val_t{kWorkspaceAlignment}, std::nothrow);
-  STEPWELL_CHECK(memory != nullptr, kRuntime, "no memory for a workspace of {} bytes", bytes);
-  return Workspace(static_cast<std::byte*>(memory));
-}
+  void* memory() const { return memory_; }
+
+ private:
+  const AttentionArgs& args_;
+  void* memory_ = nullptr;
+  bool owned_ = false;
+};
 
 }  // namespace
 
@@ -97,13 +179,13 @@ std::string AttentionPlan::describe() const { return impl_->description; }
 AttentionPlan plan_attention_forward(const AttentionArgs& args, const AttentionOutputs& outputs) {
   auto plan = std::make_shared<AttentionPlan::Impl>(plan_inputs(args, /*backward=*/false));
   check_outputs(args, plan->shape, outputs);
-  check_backend(args);
+  check_backend(args, outputs);
   plan->outputs = outputs;
   forget_data(plan->outputs, kOutputFields);
   AttentionProblem problem = build_problem(args, plan->shape, Addresses::kPlanned);
   set_outputs(args, outputs, Addresses::kPlanned, problem);
-  plan->workspace_bytes = cpu::forward_workspace_bytes(problem);
-  plan->description = cpu::describe(problem);
+  plan->workspace_bytes = forward_bytes(args, problem);
+  plan->description = prepare_backend(args, problem, /*backward=*/false);
   return AttentionPlan(std::move(plan));
 }
 
@@ -111,13 +193,13 @@ AttentionPlan plan_attention_backward(const AttentionArgs& args,
                                       const AttentionGradients& gradients) {
   auto plan = std::make_shared<AttentionPlan::Impl>(plan_inputs(args, /*backward=*/true));
   check_gradients(args, plan->shape, gradients);
-  check_backend(args);
+  check_backend(args, gradients);
   plan->gradients = gradients;
   forget_data(plan->gradients, kGradientFields);
   AttentionProblem problem = build_problem(args, plan->shape, Addresses::kPlanned);
   set_gradients(args, gradients, Addresses::kPlanned, problem);
-  plan->workspace_bytes = cpu::backward_workspace_bytes(problem);
-  plan->description = cpu::describe(problem);
+  plan->workspace_bytes = backward_bytes(args, problem);
+  plan->description = prepare_backend(args, problem, /*backward=*/true);
   return AttentionPlan(std::move(plan));
 }
 
@@ -126,11 +208,9 @@ void run(const AttentionPlan& plan, const AttentionArgs& args, const AttentionOu
   const AttentionPlan::Impl& impl = plan.impl();
   check_run(impl, /*backward=*/false, args, workspace);
   check_as_planned(args, outputs, impl.outputs);
-  check_data(args, outputs);
-  std::vector<std::int32_t> storage;
-  AttentionProblem problem = host_problem(args, impl.shape, storage);
+  AttentionProblem problem = checked_problem(args, impl.shape, outputs);
   set_outputs(args, outputs, Addresses::kReal, problem);
-  cpu::forward(problem, static_cast<std::byte*>(workspace));
+  launch_forward(args, problem, workspace);
 }
 
 void run(const AttentionPlan& plan, const AttentionArgs& args, const AttentionGradients& gradients,
@@ -138,35 +218,29 @@ void run(const AttentionPlan& plan, const AttentionArgs& args, const AttentionGr
   const AttentionPlan::Impl& impl = plan.impl();
   check_run(impl, /*backward=*/true, args, workspace);
   check_as_planned(args, gradients, impl.gradients);
-  check_data(args, gradients);
-  std::vector<std::int32_t> storage;
-  AttentionProblem problem = host_problem(args, impl.shape, storage);
+  AttentionProblem problem = checked_problem(args, impl.shape, gradients);
   set_gradients(args, gradients, Addresses::kReal, problem);
-  cpu::backward(problem, static_cast<std::byte*>(workspace));
+  launch_backward(args, problem, workspace);
 }
 
 void attention_forward(const AttentionArgs& args, const AttentionOutputs& outputs) {
   const AttentionShape shape = check_arguments(args);
   check_outputs(args, shape, outputs);
-  check_backend(args);
-  check_data(args, outputs);
-  std::vector<std::int32_t> storage;
-  AttentionProblem problem = host_problem(args, shape, storage);
+  check_backend(args, outputs);
+  AttentionProblem problem = checked_problem(args, shape, outputs);
   set_outputs(args, outputs, Addresses::kReal, problem);
-  const Workspace workspace = allocate(cpu::forward_workspace_bytes(problem));
-  cpu::forward(problem, workspace.get());
+  const Workspace workspace(args, forward_bytes(args, problem));
+  launch_forward(args, problem, workspace.memory());
 }
 
 void attention_backward(const AttentionArgs& args, const AttentionGradients& gradients) {
   const AttentionShape shape = check_arguments(args);
   check_gradients(args, shape, gradients);
-  check_backend(args);
-  check_data(args, gradients);
-  std::vector<std::int32_t> storage;
-  AttentionProblem problem = host_problem(args, shape, storage);
+  check_backend(args, gradients);
+  AttentionProblem problem = checked_problem(args, shape, gradients);
   set_gradients(args, gradients, Addresses::kReal, problem);
-  const Workspace workspace = allocate(cpu::backward_workspace_bytes(problem));
-  cpu::backward(problem, workspace.get());
+  const Workspace workspace(args, backward_bytes(args, problem));
+  launch_backward(args, problem, workspace.memory());
 }
 
 }  // namespace stepwell

@@ -108,6 +108,8 @@ geometry::Layout build_layout(const AttentionArgs& args, const AttentionShape& s
             args.cu_seqlens_clean_q.given() ? ints(args.cu_seqlens_clean_q) : layout.cu_clean_kv;
         layout.clean_q_positions = ints(args.q_offsets);
         layout.mask.clean_q_position = static_cast<int>(args.q_offset);
+        layout.seqused_clean_q = ints(args.seqused_clean);
+        layout.clean_q_used_by_position = true;
       }
       layout.seqused_noisy = ints(args.seqused);
       layout.seqused_clean_kv = ints(args.seqused_clean);
@@ -142,6 +144,7 @@ AttentionProblem build_problem(const AttentionArgs& args, const AttentionShape& 
                                Addresses addresses) {
   AttentionProblem problem;
   problem.layout = build_layout(args, shape, addresses);
+  problem.max_seqlen = args.max_seqlen;
   problem.heads_q = static_cast<int>(shape.heads_q);
   problem.heads_kv = static_cast<int>(shape.heads_kv);
   problem.head_dim = static_cast<int>(shape.head_dim);
@@ -213,25 +216,6 @@ void set_gradients(const AttentionArgs& args, const AttentionGradients& gradient
   } else if (joint) {
     clean = noisy;
   }
-}
-
-void set_valid_clean_queries(const AttentionArgs& args, AttentionProblem& problem,
-                             std::vector<std::int32_t>& storage) {
-  geometry::Layout& layout = problem.layout;
-  if (args.layout != TokenLayout::kSplit || !args.seqused_clean.given() || !args.q_clean.given()) {
-    return;
-  }
-  if (!args.q_offsets.given() && args.q_offset == 0) {
-    layout.seqused_clean_q = layout.seqused_clean_kv;
-    return;
-  }
-  storage.resize(layout.batch);
-  for (int i = 0; i < layout.batch; ++i) {
-    const geometry::Sample sample = geometry::sample_at(layout, i);
-    storage[i] = geometry::clamp_to(layout.seqused_clean_kv[i] - sample.mask.clean_q_position, 0,
-                                    sample.clean_q.count);
-  }
-  layout.seqused_clean_q = storage.data();
 }
 
 }  // namespace stepwell

@@ -186,6 +186,24 @@ std::optional<double> ArgumentReader::optional_number(const char* name) {
   return argument.v_float64;
 }
 
+std::string_view ArgumentReader::text(const char* name) {
+  const TVMFFIAny& argument = next(name);
+  if (argument.type_index == kTVMFFIRawStr) return argument.v_c_str;
+  if (argument.type_index == kTVMFFISmallStr) {
+    const TVMFFIByteArray bytes = TVMFFISmallBytesGetContentByteArray(&argument);
+    return {bytes.data, bytes.size};
+  }
+  STEPWELL_CHECK(argument.type_index == kTVMFFIStr, kType, "{} must be a string", name);
+  const TVMFFIByteArray* bytes = TVMFFIBytesGetByteArrayPtr(argument.v_obj);
+  return {bytes->data, bytes->size};
+}
+
+void* ArgumentReader::function(const char* name) {
+  const TVMFFIAny& argument = next(name);
+  STEPWELL_CHECK(argument.type_index == kTVMFFIFunction, kType, "{} must be a function", name);
+  return argument.v_obj;
+}
+
 Tensor ArgumentReader::tensor(const char* name, Elements elements) {
   const TVMFFIAny& argument = next(name);
   if (argument.type_index == kTVMFFINone) return {};

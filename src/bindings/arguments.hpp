@@ -6,6 +6,7 @@
 #include <tvm/ffi/c_api.h>
 
 #include <cstdint>
+#include <string_view>
 
 #include "stepwell/stepwell.hpp"
 
@@ -25,6 +26,10 @@ class ArgumentReader {
   bool boolean(const char* name);
   double number(const char* name);
   std::optional<double> optional_number(const char* name);
+  /// A view of the caller's string.
+  std::string_view text(const char* name);
+  /// A kTVMFFIFunction, owned by the caller.
+  void* function(const char* name);
   /// A default-made Tensor for None.
   Tensor tensor(const char* name, Elements elements);
   /// uint8 or bool, contiguous, in host memory.

@@ -1,10 +1,17 @@
 // The functions Python sees, in tvm-ffi's calling convention: a symbol `__tvm_ffi_<name>` each.
 // Arguments are positional; read_attention_args lists those that all functions begin with.
+#include <algorithm>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <new>
+#include <string_view>
+#include <vector>
 
 #include "bindings/arguments.hpp"
+#include "bindings/environment.hpp"
+#include "runtime/library.hpp"
+#include "runtime/log.hpp"
 
 namespace stepwell::bindings {
 namespace {
@@ -58,9 +65,10 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_attention_forward(void*, const TVMFFIAny* argum
                                                    TVMFFIAny*) {
   return guarded([&] {
     ArgumentReader reader("attention_forward", arguments, count);
-    const AttentionArgs args = read_attention_args(reader);
+    AttentionArgs args = read_attention_args(reader);
     const AttentionOutputs outputs = read_outputs(reader, args);
     reader.finish();
+    const Environment environment(args);
     attention_forward(args, outputs);
   });
 }
@@ -71,9 +79,10 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_attention_backward(void*, const TVMFFIAny* argu
                                                     int32_t count, TVMFFIAny*) {
   return guarded([&] {
     ArgumentReader reader("attention_backward", arguments, count);
-    const AttentionArgs args = read_attention_args(reader);
+    AttentionArgs args = read_attention_args(reader);
     const AttentionGradients gradients = read_gradients(reader, args);
     reader.finish();
+    const Environment environment(args);
     attention_backward(args, gradients);
   });
 }
@@ -102,6 +111,36 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_visible_pairs(void*, const TVMFFIAny* arguments
     result->type_index = kTVMFFIInt;
     result->zero_padding = 0;
     result->v_int64 = pairs;
+  });
+}
+
+// (folders, separated by colons)
+TVM_FFI_DLL_EXPORT int __tvm_ffi_set_library_dirs(void*, const TVMFFIAny* arguments, int32_t count,
+                                                  TVMFFIAny*) {
+  return guarded([&] {
+    ArgumentReader reader("set_library_dirs", arguments, count);
+    const std::string_view text = reader.text("folders");
+    reader.finish();
+    std::vector<std::filesystem::path> dirs;
+    for (std::size_t begin = 0; begin < text.size();) {
+      const std::size_t end = std::min(text.find(':', begin), text.size());
+      if (end > begin) dirs.emplace_back(text.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    runtime::set_library_dirs(std::move(dirs));
+  });
+}
+
+// (function of level (0: information, 1: warning) and line)
+TVM_FFI_DLL_EXPORT int __tvm_ffi_set_log_callback(void*, const TVMFFIAny* arguments, int32_t count,
+                                                  TVMFFIAny*) {
+  return guarded([&] {
+    ArgumentReader reader("set_log_callback", arguments, count);
+    const Callback callback(reader.function("callback"));
+    reader.finish();
+    runtime::set_log_callback([callback](runtime::LogLevel level, const std::string& line) {
+      callback(static_cast<std::int64_t>(level), line);
+    });
   });
 }
 

@@ -44,6 +44,7 @@ struct HalfTensors {
 
 struct AttentionProblem {
   geometry::Layout layout;
+  std::int64_t max_seqlen = -1;  // packed: tokens of the longest sample in one half; -1: not known
   int heads_q = 0;
   int heads_kv = 0;
   int head_dim = 0;

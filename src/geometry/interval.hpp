@@ -54,6 +54,29 @@ constexpr T floor_div(T a, T b) {
   return quotient - (a % b < 0 ? 1 : 0);
 }
 
+/// Division by a number that is known before a kernel starts, without a division instruction:
+/// (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", PLDI 1994).
+struct Divisor {
+  unsigned magic = 0;  // 0: not prepared
+  i32 shift = 0;
+};
+
+/// For divisors in [1, 2 kMaxLength] and numerators in [0, 2^31).
+constexpr Divisor make_divisor(i32 divisor) {
+  i32 bits = 0;  // ceil(log2(divisor))
+  while ((i64{1} << bits) < divisor) ++bits;
+  // ceil(2^(31 + bits) / divisor) is below 2^32, and its error times a numerator below 2^31 too
+  // small to reach the next quotient.
+  const unsigned long long power = 1ull << (31 + bits);
+  const unsigned long long size = static_cast<unsigned long long>(divisor);
+  return {static_cast<unsigned>((power + size - 1) / size), 31 + bits};
+}
+
+constexpr i32 divide(i32 numerator, Divisor divisor) {
+  return static_cast<i32>((static_cast<unsigned long long>(numerator) * divisor.magic) >>
+                          divisor.shift);
+}
+
 /// ceil(a / b) for a >= 0, b > 0.
 template <typename T>
 constexpr T ceil_div(T a, T b) {

@@ -60,8 +60,16 @@ struct Layout {
   const i32* seqused_noisy = nullptr;  // valid tokens of each view
   const i32* seqused_clean_q = nullptr;
   const i32* seqused_clean_kv = nullptr;
+  bool clean_q_used_by_position = false;  // seqused_clean_q: those at positions below the value
 
   i64 block_ranges_stride = 0;  // entries from one sample's table to the next; 0: one for all
+
+  i64 joint_part_rows = -1;  // joint_rows / (views + 1), where somebody prepared it
+
+  /// Rows of one half of joint tensors.
+  constexpr i64 part_rows() const {
+    return joint_part_rows >= 0 ? joint_part_rows : joint_rows / (mask.num_views + 1);
+  }
 
   constexpr bool packed() const {
     return cu_noisy != nullptr || cu_clean_q != nullptr || cu_clean_kv != nullptr;
@@ -72,6 +80,44 @@ constexpr SegmentRows rows_between(const i32* cu_seqlens, i32 sample, i64 total)
   const i64 begin = clamp_to<i64>(cu_seqlens[sample], 0, total);
   const i64 end = clamp_to<i64>(cu_seqlens[sample + 1], begin, total);
   return {begin, static_cast<i32>(end - begin)};
+}
+
+/// Consecutive rows of a packed tensor.
+struct RowRun {
+  i64 first = 0;
+  i64 count = 0;
+};
+
+/// Rows behind the last sample of a packed layout that belong to a segment's share of the tensor
+/// (view, or num_views for clean rows); `clean_rows` and `cu_clean` are those of clean queries or
+/// keys.
+constexpr RowRun packed_tail(const Layout& layout, i32 segment, const i32* cu_clean,
+                             i64 clean_rows) {
+  const i32 views = layout.mask.num_views;
+  const auto used = [&layout](const i32* cu_seqlens, i64 total) {
+    return cu_seqlens != nullptr ? clamp_to<i64>(cu_seqlens[layout.batch], 0, total) : 0;
+  };
+  if (layout.packing == Packing::kJointHalves) {
+    const i64 part = layout.part_rows();
+    const i64 end = used(layout.cu_noisy, part);
+    return {segment * part + end, part - end};
+  }
+  if (segment < views) {  // one tail for all views
+    const i64 total = layout.packing == Packing::kJoint ? layout.joint_rows : layout.noisy_rows;
+    const i64 end = used(layout.cu_noisy, total);
+    return {end, segment == 0 ? total - end : 0};
+  }
+  if (layout.packing == Packing::kJoint) return {0, 0};
+  const i64 end = used(cu_clean, clean_rows);
+  return {end, clean_rows - end};
+}
+
+constexpr RowRun packed_query_tail(const Layout& layout, i32 segment) {
+  return packed_tail(layout, segment, layout.cu_clean_q, layout.clean_q_rows);
+}
+
+constexpr RowRun packed_key_tail(const Layout& layout, i32 segment) {
+  return packed_tail(layout, segment, layout.cu_clean_kv, layout.clean_kv_rows);
 }
 
 /// Sample i of the layout.
@@ -102,17 +148,16 @@ constexpr Sample sample_at(const Layout& layout, i32 i) {
     }
   } else {
     const i32 parts = views + 1;
-    const i64 part_rows =
-        layout.joint_rows / parts;  // kJointHalves: rows of one half, tail included
+    const i64 part_rows = layout.part_rows();  // kJointHalves: rows of one half, tail included
     SegmentRows all{0, static_cast<i32>(layout.joint_rows)};
-    i32 n = 0;
+    i32 n = static_cast<i32>(part_rows);  // of one half
     if (layout.packing == Packing::kJointHalves) {
       all = rows_between(layout.cu_noisy, i, part_rows);
       n = all.count;
       sample.view_stride = part_rows;
     } else {
       if (packed) all = rows_between(layout.cu_noisy, i, layout.joint_rows);
-      n = all.count / parts;
+      if (packed) n = all.count / parts;
       sample.view_stride = n;
     }
     const i64 noisy_first = all.first + (layout.clean_first ? sample.view_stride : 0);
@@ -135,6 +180,10 @@ constexpr Sample sample_at(const Layout& layout, i32 i) {
   mask.origin = position(layout.origins, mask.origin);
   mask.noisy_position = position(layout.noisy_positions, mask.noisy_position);
   mask.clean_q_position = position(layout.clean_q_positions, mask.clean_q_position);
+  if (layout.clean_q_used_by_position && layout.seqused_clean_q != nullptr) {
+    const i32 end = clamp_to(layout.seqused_clean_q[i], 0, kMaxLength);
+    mask.clean_q_len = clamp_to(end - mask.clean_q_position, 0, sample.clean_q.count);
+  }
   if (mask.block_ranges != nullptr) mask.block_ranges += i * layout.block_ranges_stride * 2;
   return sample;
 }

@@ -22,7 +22,8 @@ enum class Half : i32 { kNoisy, kClean };
 /// Everything that decides which pairs of one sample are visible.
 struct SampleMask {
   i32 block_size = 1;
-  i32 origin = 0;  // position where a block starts; blocks count backward before it
+  Divisor block_divisor;  // make_divisor(block_size), or not prepared
+  i32 origin = 0;         // position where a block starts; blocks count backward before it
   CleanRule clean = CleanRule::kBlock;
   NoisyRule noisy = NoisyRule::kBidirectional;
   i32 clean_window = 0;  // noisy rows see clean [start - clean_window + 1, start); 0: no window
@@ -52,6 +53,7 @@ constexpr IntervalRule own_rule(const SampleMask& mask) {
   rule.end = mask.noisy == NoisyRule::kCausal ? Bound{Anchor::kPosition, 1}
                                               : Bound{Anchor::kBlockStart, mask.block_size};
   rule.block_size = mask.block_size;
+  rule.block_divisor = mask.block_divisor;
   rule.origin = noisy_origin(mask);
   rule.key_position = mask.noisy_position;
   rule.key_len = mask.noisy_len;
@@ -64,6 +66,7 @@ constexpr IntervalRule noisy_clean_rule(const SampleMask& mask) {
   if (mask.clean_window > 0) rule.begin = {Anchor::kBlockStart, 1 - mask.clean_window};
   rule.end = {Anchor::kBlockStart, 0};
   rule.block_size = mask.block_size;
+  rule.block_divisor = mask.block_divisor;
   rule.origin = noisy_origin(mask);
   rule.key_len = mask.clean_kv_len;
   rule.table = mask.block_ranges;
@@ -75,6 +78,7 @@ constexpr IntervalRule noisy_clean_rule(const SampleMask& mask) {
 constexpr IntervalRule clean_rule(const SampleMask& mask) {
   IntervalRule rule;
   rule.block_size = mask.block_size;
+  rule.block_divisor = mask.block_divisor;
   rule.origin = mask.origin;
   rule.key_len = mask.clean_kv_len;
   switch (mask.clean) {

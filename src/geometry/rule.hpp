@@ -31,8 +31,9 @@ inline constexpr i32 kPastEveryKey = kMaxLength * 2;
 struct IntervalRule {
   Bound begin;
   Bound end;
-  i32 block_size = 1;  // of the partition that kBlockStart and the table refer to
-  i32 origin = 0;      // position at which a block starts; blocks count in both directions from it
+  i32 block_size = 1;     // of the partition that kBlockStart and the table refer to
+  Divisor block_divisor;  // of block_size, where somebody prepared it
+  i32 origin = 0;  // position at which a block starts; blocks count in both directions from it
   i32 key_position = 0;        // position of key index 0
   i32 key_len = 0;             // valid keys; indices outside [0, key_len) are never visible
   const i32* table = nullptr;  // [table_blocks, 2]: key indices (begin, end) of each block, or null
@@ -41,7 +42,13 @@ struct IntervalRule {
 
 /// The block that holds position p, counted from the origin (negative before it).
 constexpr i32 block_of(const IntervalRule& rule, i32 p) {
-  return floor_div(p - rule.origin, rule.block_size);
+  const i32 from_origin = p - rule.origin;
+  if (rule.block_divisor.magic != 0) {
+    // floor(x / b) = -1 - floor((-1 - x) / b) for negative x.
+    return from_origin >= 0 ? divide(from_origin, rule.block_divisor)
+                            : -1 - divide(-1 - from_origin, rule.block_divisor);
+  }
+  return floor_div(from_origin, rule.block_size);
 }
 
 constexpr i32 block_start(const IntervalRule& rule, i32 p) {

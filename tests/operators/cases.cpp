@@ -218,7 +218,14 @@ void add_lengths(std::vector<Case>& cases) {
         sequence(n % 2 == 0 ? SequenceMask::Kind::kFull : SequenceMask::Kind::kCausal), n, n, 1);
     cases.push_back(c);
   }
-  Case c = arranged(kArrangements[1], "long");
+  // All rows' intervals end one key before a tile does.
+  Case c =
+      one_sequence("sequence_short_of_a_tile", sequence(SequenceMask::Kind::kFull), 70, 127, 1);
+  cases.push_back(c);
+  c = batched("blocks_short_of_tiles", blocks(32), 200);
+  c.prefix_lens = {31};
+  cases.push_back(c);
+  c = arranged(kArrangements[1], "long");
   c.lengths = {130, 1, 64, 33, 200};
   diffusion(c).block_size = 32;
   cases.push_back(c);

@@ -1,0 +1,219 @@
+// Which configuration a problem gets.
+//
+// Measured, on an H200 with bf16 and no option: forward at head dims 64 and 128, backward at 64 and
+// 128. Everything else follows from shared memory and registers, and was compiled, not timed.
+#include "cuda/configurations.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "core/check.hpp"
+
+namespace stepwell::cuda {
+namespace {
+
+// Shared memory that the system takes of every CTA (CUDA C++ Programming Guide, 8.x and later).
+constexpr int kReservedSharedBytes = 1024;
+
+bool fits(int shared_bytes, int ctas_per_sm, const DeviceLimits& limits) {
+  return shared_bytes <= limits.shared_bytes_per_cta &&
+         ctas_per_sm * (shared_bytes + kReservedSharedBytes) <= limits.shared_bytes_per_sm;
+}
+
+// ---------------------------------------------------------------------------------------- forward
+
+struct ForwardTiles {
+  int warps;
+  int rows_per_warp;
+  int tile_kv;
+  int ctas_per_sm;
+};
+
+// The best first. 8 warps on an SM, in one CTA or two, are what 255 registers a thread allow. With
+// 32 rows a warp multiplies each fragment of K and V that it loads with twice as many rows.
+constexpr ForwardTiles kForwardTiles[] = {
+    {4, 32, 64, 2},                  // 128 x 64: fastest at head dims 64 and 128
+    {4, 32, 32, 2},                  // where two CTAs with the former exceed shared memory
+    {8, 16, 64, 1},                  // 128 x 64 in one CTA: fits wherever two halves would not
+    {8, 16, 32, 1}, {6, 16, 32, 1},  // 96 rows: head dim 192 in 99 KB
+    {4, 16, 32, 1}, {3, 16, 32, 1},  // 48 rows: head dim 256 in 99 KB
+};
+
+// O takes head_dim_v registers of a thread with 32 rows a warp, and half of that with 16; S takes
+// tile_kv, and half. Past 128 + 64 the compiler spills; with dropout's counters past 64 + 64.
+bool has_registers(const ForwardTiles& tiles, const KernelTraits& traits) {
+  return tiles.rows_per_warp == 16 ||
+         native_head_dim(traits.head_dim_v) <= (traits.dropout ? 64 : 128);
+}
+
+// --------------------------------------------------------------------------------------- backward
+
+struct BackwardTiles {
+  int warps;
+  int tile_q;
+  int tile_kv;
+  int warps_q;
+  int warps_key;
+  int warps_dq;
+  int stages;
+  int ctas_per_sm;
+};
+
+// The best first.
+constexpr BackwardTiles kBackwardTiles[] = {
+    {4, 64, 64, 2, 2, 2, 1, 2},   // fastest at head dims 64 and 128
+    {8, 64, 128, 2, 4, 2, 1, 1},  // as fast at 128, where two CTAs with the former do not fit
+    {4, 32, 64, 2, 2, 2, 1, 2},
+    {8, 64, 64, 2, 4, 2, 1, 1},  // dK and dV in half as many registers: head dims 192 and 256
+    {8, 64, 64, 2, 4, 4, 1, 1},  // the same where warps cannot share head dim 96 by four
+    {8, 32, 64, 2, 4, 2, 1, 1},  // head dim 192 in 99 KB
+    {4, 32, 64, 2, 2, 2, 1, 1},
+    {4, 32, 32, 2, 2, 2, 1, 1},  // head dim 256 in 99 KB
+};
+
+// A warp's keys of dK and dV, and its rows of dQ, lie in one piece of S: unseen pieces are not
+// written, and are skipped whole.
+bool stays_in_pieces(const BackwardConfig& c) {
+  return c.tile_kv / c.warps_key <= c.score_keys() && c.tile_q / c.warps_dq <= c.score_rows();
+}
+
+// Every warp has whole fragments of 16 rows and 16 columns of each product.
+bool divides(const BackwardConfig& c) {
+  const int warps_dim = c.warps / c.warps_key;
+  return c.tile_q % (16 * c.warps_q) == 0 && c.tile_kv % (16 * (c.warps / c.warps_q)) == 0 &&
+         c.tile_kv % (16 * c.warps_key) == 0 && c.head_dim % (16 * warps_dim) == 0 &&
+         c.head_dim_v % (16 * warps_dim) == 0 && c.tile_q % (16 * c.warps_dq) == 0 &&
+         c.head_dim % (16 * (c.warps / c.warps_dq)) == 0;
+}
+
+// dK and dV stay in registers; S and dP, and after them a part of dQ, come and go. What else a
+// thread needs fits the 63 registers that remain; dropout's numbers take as many as the scores.
+bool has_registers(const BackwardConfig& c) {
+  const int gradients = c.tile_kv * (c.head_dim + c.head_dim_v) / c.threads();
+  const int scores = 2 * c.tile_q * c.tile_kv / c.threads();
+  const int numbers = c.dropout ? scores : 0;
+  const int dq = c.tile_q * c.head_dim / c.threads();
+  return gradients + std::max(scores + numbers, dq) <= 192;
+}
+
+}  // namespace
+
+ForwardConfig forward_config(const KernelTraits& traits, const DeviceLimits& limits) {
+  for (const ForwardTiles& tiles : kForwardTiles) {
+    const ForwardConfig config{.head_dim = native_head_dim(traits.head_dim),
+                               .head_dim_v = native_head_dim(traits.head_dim_v),
+                               .element = traits.element,
+                               .warps = tiles.warps,
+                               .rows_per_warp = tiles.rows_per_warp,
+                               .tile_kv = tiles.tile_kv,
+                               .ctas_per_sm = tiles.ctas_per_sm,
+                               .softcap = traits.softcap,
+                               .dropout = traits.dropout};
+    if (has_registers(tiles, traits) &&
+        fits(forward_plan(config).bytes, tiles.ctas_per_sm, limits)) {
+      return config;
+    }
+  }
+  throw Error(ErrorKind::kNotImplemented,
+              fmt::format("head dims {} and {}: no forward kernel fits {} bytes of shared memory",
+                          traits.head_dim, traits.head_dim_v, limits.shared_bytes_per_cta));
+}
+
+BackwardConfig backward_config(const KernelTraits& traits, const DeviceLimits& limits) {
+  for (const BackwardTiles& tiles : kBackwardTiles) {
+    const BackwardConfig config{.head_dim = native_head_dim(traits.head_dim),
+                                .head_dim_v = native_head_dim(traits.head_dim_v),
+                                .element = traits.element,
+                                .warps = tiles.warps,
+                                .tile_q = tiles.tile_q,
+                                .tile_kv = tiles.tile_kv,
+                                .warps_q = tiles.warps_q,
+                                .warps_key = tiles.warps_key,
+                                .warps_dq = tiles.warps_dq,
+                                .stages = tiles.stages,
+                                .ctas_per_sm = tiles.ctas_per_sm,
+                                .softcap = traits.softcap,
+                                .dropout = traits.dropout};
+    if (divides(config) && stays_in_pieces(config) && has_registers(config) &&
+        fits(backward_plan(config).bytes, tiles.ctas_per_sm, limits)) {
+      return config;
+    }
+  }
+  throw Error(ErrorKind::kNotImplemented,
+              fmt::format("head dims {} and {}: no backward kernel fits {} bytes of shared memory",
+                          traits.head_dim, traits.head_dim_v, limits.shared_bytes_per_cta));
+}
+
+RowsConfig prepare_config(const KernelTraits& traits) {
+  return {.dim = native_head_dim(traits.head_dim_v), .element = traits.element};
+}
+
+RowsConfig finish_config(const KernelTraits& traits) {
+  return {.dim = native_head_dim(traits.head_dim), .element = traits.element};
+}
+
+// ----------------------------------------------------------------------------------------- listing
+
+std::vector<AttentionKernel> all_kernels(const DeviceLimits& limits) {
+  std::vector<AttentionKernel> kernels;
+  for (const Element element : {Element::kBFloat16, Element::kFloat16}) {
+    for (const int head_dim : kNativeHeadDims) {
+      for (const int head_dim_v : kNativeHeadDims) {
+        for (const bool softcap : {false, true}) {
+          for (const bool dropout : {false, true}) {
+            const KernelTraits traits{head_dim, head_dim_v, element, softcap, dropout};
+            kernels.emplace_back(ForwardKernel{forward_config(traits, limits)});
+            kernels.emplace_back(BackwardKernel{backward_config(traits, limits)});
+          }
+        }
+      }
+      kernels.emplace_back(PrepareKernel{{head_dim, element}});
+      kernels.emplace_back(FinishKernel{{head_dim, element}});
+    }
+  }
+  return kernels;
+}
+
+std::vector<AttentionKernel> pairwise_kernels(const DeviceLimits& limits) {
+  // Two factors with their values; the first factor is the family.
+  using Factor = std::pair<std::string, std::string>;
+  using FactorPair = std::pair<Factor, Factor>;
+  struct Candidate {
+    AttentionKernel kernel;
+    std::vector<FactorPair> pairs;
+  };
+  std::vector<Candidate> candidates;
+  std::set<FactorPair> uncovered;
+  for (const AttentionKernel& kernel : all_kernels(limits)) {
+    Candidate candidate{kernel, {}};
+    std::vector<Factor> factors = spec_of(kernel).factors;
+    // Families have nothing to do with one another: their factors are factors of their own.
+    for (Factor& factor : factors) factor.first = factors[0].second + ' ' + factor.first;
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+      for (std::size_t j = i + 1; j < factors.size(); ++j) {
+        candidate.pairs.emplace_back(factors[i], factors[j]);
+      }
+    }
+    uncovered.insert(candidate.pairs.begin(), candidate.pairs.end());
+    candidates.push_back(std::move(candidate));
+  }
+  // Greedy: always the one that covers the most of what is left.
+  std::vector<AttentionKernel> chosen;
+  while (!uncovered.empty()) {
+    const auto news = [&](const Candidate& candidate) {
+      return std::count_if(candidate.pairs.begin(), candidate.pairs.end(),
+                           [&](const FactorPair& pair) { return uncovered.contains(pair); });
+    };
+    const auto best =
+        std::max_element(candidates.begin(), candidates.end(),
+                         [&](const Candidate& a, const Candidate& b) { return news(a) < news(b); });
+    for (const FactorPair& pair : best->pairs) uncovered.erase(pair);
+    chosen.push_back(best->kernel);
+  }
+  return chosen;
+}
+
+}  // namespace stepwell::cuda

@@ -1,0 +1,60 @@
+// The kernels of the CUDA backend as data: a family and its configuration. What compiles, launches
+// and lists them builds on this.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <variant>
+
+#include "cuda/attention/backward_config.hpp"
+#include "cuda/attention/forward_config.hpp"
+#include "runtime/spec.hpp"
+
+namespace stepwell::cuda {
+
+/// attention_forward_sm80 (forward_sm80.cuh); takes ForwardParams.
+struct ForwardKernel {
+  ForwardConfig config;
+};
+
+/// attention_backward_sm80 (backward_sm80.cuh); takes BackwardParams, as do the next two.
+struct BackwardKernel {
+  BackwardConfig config;
+};
+
+/// attention_backward_prepare (backward_rows.cuh).
+struct PrepareKernel {
+  RowsConfig config;
+};
+
+/// attention_backward_finish (backward_rows.cuh).
+struct FinishKernel {
+  RowsConfig config;
+};
+
+using AttentionKernel = std::variant<ForwardKernel, BackwardKernel, PrepareKernel, FinishKernel>;
+
+int threads_of(const AttentionKernel& kernel);
+
+/// Dynamic shared memory of a CTA.
+int shared_bytes_of(const AttentionKernel& kernel);
+
+/// Equal for equal kernels only: the family and every field of the configuration.
+struct KernelKey {
+  std::array<std::int16_t, 16> values{};
+
+  friend bool operator==(const KernelKey&, const KernelKey&) = default;
+};
+
+struct KernelKeyHash {
+  std::size_t operator()(const KernelKey& key) const;
+};
+
+KernelKey key_of(const AttentionKernel& kernel);
+
+/// What the runtime compiles.
+runtime::KernelSpec spec_of(const AttentionKernel& kernel);
+
+}  // namespace stepwell::cuda

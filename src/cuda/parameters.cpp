@@ -1,0 +1,244 @@
+#include "cuda/parameters.hpp"
+
+#include <algorithm>
+#include <cfloat>
+#include <limits>
+#include <numbers>
+
+#include "core/check.hpp"
+#include "core/philox.hpp"
+
+namespace stepwell::cuda {
+namespace {
+
+using geometry::Half;
+using geometry::Packing;
+
+// Pairs of (sample, KV head) that run at the same time keep what they share in the L2 cache: of the
+// H200's 50 MB, what is left beside outputs on their way.
+constexpr i64 kCachedBytes = 32 << 20;
+
+constexpr i64 kMaxCtas = std::numeric_limits<i32>::max();
+
+constexpr std::size_t kAlignment = 64;
+
+constexpr std::size_t kHalfBytes = 2;  // of an element
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+bool shares_tensors(const geometry::Layout& layout) { return layout.packing != Packing::kSplit; }
+
+/// Rows that one segment can have at most: of noisy views, or of the clean half's queries or keys.
+i64 longest_segment(const AttentionProblem& problem, i64 clean_rows) {
+  const geometry::Layout& layout = problem.layout;
+  const int views = layout.mask.num_views;
+  i64 rows = shares_tensors(layout) ? layout.joint_rows / (views + 1)
+             : views > 0            ? std::max(layout.noisy_rows / views, clean_rows)
+                                    : clean_rows;
+  if (layout.packed() && problem.max_seqlen >= 0) rows = std::min<i64>(rows, problem.max_seqlen);
+  return rows;
+}
+
+/// Rows of a half's tensors, of one batch entry or packed.
+i64 tensor_rows(const geometry::Layout& layout, Half half, bool keys) {
+  if (shares_tensors(layout)) return layout.joint_rows;
+  if (half == Half::kNoisy) return layout.noisy_rows;
+  return keys ? layout.clean_kv_rows : layout.clean_q_rows;
+}
+
+/// Rows of all segments of an average sample.
+i64 sample_rows(const AttentionProblem& problem, bool keys) {
+  const geometry::Layout& layout = problem.layout;
+  i64 rows = tensor_rows(layout, Half::kNoisy, keys);
+  if (!shares_tensors(layout)) rows += tensor_rows(layout, Half::kClean, keys);
+  return layout.packed() ? rows / std::max(layout.batch, 1) : rows;
+}
+
+TileGrid make_grid(const AttentionProblem& problem, i64 pair_bytes, i64 longest, int tile,
+                   int segments, int query_heads) {
+  const geometry::Layout& layout = problem.layout;
+  // Of packed tensors, one more pair of every head writes the rows behind the last sample.
+  const i64 samples = i64{layout.batch} + (layout.packed() ? 1 : 0);
+  const i64 tiles = std::max<i64>(geometry::ceil_div<i64>(longest, tile), layout.packed() ? 1 : 0);
+  if (samples == 0 || tiles == 0) return {};
+  // Each factor has at most 31 bits, the product of three of them need not fit 64.
+  const i64 pairs = samples * problem.heads_kv;
+  const i64 inner = i64{segments} * query_heads;
+  const bool few = pairs <= kMaxCtas && inner <= kMaxCtas && pairs * inner <= kMaxCtas / tiles;
+  STEPWELL_CHECK(few || !layout.packed() || problem.max_seqlen >= 0, kValue,
+                 "max_seqlen is not given, and {} samples of up to {} rows and {} heads are more "
+                 "than {} tiles; give max_seqlen",
+                 layout.batch, longest, problem.heads_q, kMaxCtas);
+  STEPWELL_CHECK(few, kValue, "{} samples of {} rows and {} heads are more than {} tiles",
+                 layout.batch, longest, problem.heads_q, kMaxCtas);
+  const i64 group = std::max<i64>(1, std::min(pairs, kCachedBytes / std::max<i64>(pair_bytes, 1)));
+  return make_tile_grid(static_cast<i32>(samples), problem.heads_kv, static_cast<i32>(group),
+                        static_cast<i32>(tiles), segments, query_heads);
+}
+
+i64 key_bytes(const AttentionProblem& problem) {
+  return sample_rows(problem, /*keys=*/true) * (problem.head_dim + problem.head_dim_v) *
+         static_cast<i64>(kHalfBytes);
+}
+
+HalfRows half_rows(const Rows& rows) {
+  return {static_cast<unsigned short*>(rows.data), rows.batch_stride, rows.row_stride,
+          rows.head_stride};
+}
+
+FloatRows float_rows(const RowValues& values) {
+  return {values.data, values.batch_stride, values.head_stride, values.row_stride};
+}
+
+geometry::Layout kernel_layout(const AttentionProblem& problem) {
+  geometry::Layout layout = problem.layout;
+  layout.mask.block_divisor = geometry::make_divisor(layout.mask.block_size);
+  if (shares_tensors(layout)) {
+    layout.joint_part_rows = layout.joint_rows / (layout.mask.num_views + 1);
+  }
+  return layout;
+}
+
+DropoutParams dropout_params(const AttentionProblem& problem) {
+  DropoutParams dropout;
+  if (problem.dropout_p == 0.0) return dropout;
+  dropout.seed = problem.dropout_seed;
+  dropout.offset = problem.dropout_offset;
+  static_assert(sizeof(i64) == sizeof(std::int64_t));
+  dropout.state = reinterpret_cast<const i64*>(problem.dropout_state);
+  dropout.threshold = dropout_threshold(problem.dropout_p);
+  dropout.keep_scale = static_cast<float>(1.0 / (1.0 - problem.dropout_p));
+  return dropout;
+}
+
+struct Scales {
+  float scale_log2;
+  float softcap_scale;
+};
+
+Scales scales_of(const AttentionProblem& problem) {
+  const double factor = problem.softcap > 0.0 ? problem.softcap : problem.softmax_scale;
+  const double cap_scale = problem.softcap > 0.0 ? problem.softmax_scale / problem.softcap : 0.0;
+  const double scale_log2 = factor * std::numbers::log2e;
+  STEPWELL_CHECK(scale_log2 <= FLT_MAX && cap_scale <= FLT_MAX && cap_scale >= -FLT_MAX, kValue,
+                 "softmax_scale is {} and softcap is {}; they must fit float32",
+                 problem.softmax_scale, problem.softcap);
+  // Masked scores are -inf, and must stay so.
+  return {std::max(static_cast<float>(scale_log2), FLT_MIN), static_cast<float>(cap_scale)};
+}
+
+/// What forward and backward parameters have in common.
+template <typename Params>
+void set_common(const AttentionProblem& problem, Params& p) {
+  p.layout = kernel_layout(problem);
+  for (int h = 0; h < 2; ++h) {
+    const HalfTensors& tensors = problem.halves[h];
+    p.q[h] = half_rows(tensors.q);
+    p.k[h] = half_rows(tensors.k);
+    p.v[h] = half_rows(tensors.v);
+    p.out[h] = half_rows(tensors.out);
+    p.lse[h] = float_rows(tensors.lse);
+  }
+  p.heads_q = problem.heads_q;
+  p.heads_kv = problem.heads_kv;
+  p.head_dim = problem.head_dim;
+  p.head_dim_v = problem.head_dim_v;
+  const Scales scales = scales_of(problem);
+  p.scale_log2 = scales.scale_log2;
+  p.softcap_scale = scales.softcap_scale;
+  p.dropout = dropout_params(problem);
+}
+
+/// Extents of the workspace's arrays for the queries of one half.
+struct QueryExtents {
+  i64 batch;
+  i64 rows;
+  i64 heads;
+
+  std::size_t values() const { return static_cast<std::size_t>(batch * rows * heads); }
+};
+
+QueryExtents query_extents(const AttentionProblem& problem, Half half) {
+  const geometry::Layout& layout = problem.layout;
+  return {layout.packed() ? 1 : layout.batch, tensor_rows(layout, half, /*keys=*/false),
+          problem.heads_q};
+}
+
+}  // namespace
+
+TileGrid query_grid(const AttentionProblem& problem, int tile_rows) {
+  const geometry::Layout& layout = problem.layout;
+  const int views = layout.mask.num_views;
+  // Without clean queries the last segment has nothing to do.
+  const bool clean = shares_tensors(layout) || layout.clean_q_rows > 0;
+  return make_grid(problem, key_bytes(problem), longest_segment(problem, layout.clean_q_rows),
+                   tile_rows, std::max(views + (clean ? 1 : 0), 1), problem.group());
+}
+
+TileGrid key_grid(const AttentionProblem& problem, int tile_kv) {
+  const geometry::Layout& layout = problem.layout;
+  const i64 query_bytes = sample_rows(problem, /*keys=*/false) * problem.group() *
+                          (problem.head_dim + problem.head_dim_v) * static_cast<i64>(kHalfBytes);
+  return make_grid(problem, key_bytes(problem) + query_bytes,
+                   longest_segment(problem, layout.clean_kv_rows), tile_kv,
+                   layout.mask.num_views + 1, 1);
+}
+
+ForwardParams forward_params(const AttentionProblem& problem, const ForwardConfig& config) {
+  ForwardParams p;
+  set_common(problem, p);
+  p.grid = query_grid(problem, config.tile_q());
+  return p;
+}
+
+std::size_t workspace_bytes(const AttentionProblem& problem, int dq_width) {
+  std::size_t bytes = 0;
+  for (const Half half : {Half::kNoisy, Half::kClean}) {
+    if (half == Half::kClean && shares_tensors(problem.layout)) continue;
+    const std::size_t values = query_extents(problem, half).values();
+    bytes += 2 * aligned(values * sizeof(float)) +
+             aligned(values * static_cast<std::size_t>(dq_width) * sizeof(float));
+  }
+  return bytes;
+}
+
+BackwardParams backward_params(const AttentionProblem& problem, const BackwardConfig& config,
+                               std::byte* workspace) {
+  BackwardParams p;
+  set_common(problem, p);
+  p.softmax_scale = static_cast<float>(problem.softmax_scale);
+  p.dq_width = config.head_dim;
+  const auto take = [&workspace](std::size_t values) {
+    float* piece = reinterpret_cast<float*>(workspace);
+    workspace += aligned(values * sizeof(float));
+    return piece;
+  };
+  for (const Half half : {Half::kNoisy, Half::kClean}) {
+    const int h = static_cast<int>(half);
+    const HalfTensors& tensors = problem.half(half);
+    p.dout[h] = half_rows(tensors.dout);
+    p.dlse[h] = float_rows(tensors.dlse);
+    p.dq[h] = half_rows(tensors.dq);
+    p.dk[h] = half_rows(tensors.dk);
+    p.dv[h] = half_rows(tensors.dv);
+    if (half == Half::kClean && shares_tensors(problem.layout)) {
+      p.lse_log2[h] = p.lse_log2[0];
+      p.delta[h] = p.delta[0];
+      p.dq_sum[h] = p.dq_sum[0];
+      continue;
+    }
+    const QueryExtents extents = query_extents(problem, half);
+    const i64 rows = extents.rows;
+    const i64 heads = extents.heads;
+    const i64 width = p.dq_width;
+    p.lse_log2[h] = {take(extents.values()), heads * rows, rows, 1};
+    p.delta[h] = {take(extents.values()), heads * rows, rows, 1};
+    p.dq_sum[h] = {take(extents.values() * static_cast<std::size_t>(width)), rows * heads * width,
+                   width, heads * width};
+  }
+  return p;
+}
+
+}  // namespace stepwell::cuda

@@ -1,0 +1,30 @@
+// What kernels get by value, from the problem.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/problem.hpp"
+#include "cuda/attention/backward_config.hpp"
+#include "cuda/attention/forward_config.hpp"
+#include "cuda/attention/params.hpp"
+
+namespace stepwell::cuda {
+
+/// CTAs over the query rows of all samples and heads, in tiles of `tile_rows`; no pairs where there
+/// is nothing to write.
+TileGrid query_grid(const AttentionProblem& problem, int tile_rows);
+
+/// CTAs over the keys of all samples and KV heads: segment 0 are clean keys.
+TileGrid key_grid(const AttentionProblem& problem, int tile_kv);
+
+ForwardParams forward_params(const AttentionProblem& problem, const ForwardConfig& config);
+
+/// Of all three backward kernels, but for `grid`. `workspace` has workspace_bytes().
+BackwardParams backward_params(const AttentionProblem& problem, const BackwardConfig& config,
+                               std::byte* workspace);
+
+/// Of the backward pass, where dQ is summed in rows of `dq_width`.
+std::size_t workspace_bytes(const AttentionProblem& problem, int dq_width);
+
+}  // namespace stepwell::cuda

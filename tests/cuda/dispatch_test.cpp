@@ -1,0 +1,143 @@
+// Calls with tensors on a GPU, on a stand-in for the driver: what reaches it, and with which memory
+// and stream.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "cuda/stand_ins.hpp"
+
+namespace stepwell::testing {
+namespace {
+
+const bool kReady = (use_stand_ins(), true);
+
+int stream_memory;
+
+TEST(Dispatch, ForwardLaunchesOnTheStream) {
+  Call call = on_cuda(batched_call());
+  call.args.stream = &stream_memory;
+  const int before = driver().launches;
+  attention_forward(call.args, call.outputs);
+  EXPECT_EQ(driver().launches, before + 1);
+  // 16 rows in a tile, 2 segments, 2 samples, 4 heads.
+  EXPECT_EQ(driver().last_launch.grid[0], 2u * 2u * 4u);
+  EXPECT_EQ(driver().last_launch.grid[1], 1u);
+  EXPECT_EQ(driver().last_launch.grid[2], 1u);
+  EXPECT_EQ(driver().last_launch.block[0], 128u);
+  EXPECT_EQ(driver().last_launch.stream, &stream_memory);
+  EXPECT_EQ(driver().last_launch.device, 0);
+}
+
+TEST(Dispatch, LoadedOncePerKernel) {
+  Call call = on_cuda(batched_call());
+  attention_forward(call.args, call.outputs);
+  const int loaded = driver().modules_loaded;
+  attention_forward(call.args, call.outputs);
+  call.args.mask = DiffusionMask{.block_size = 7};
+  call.args.softmax_scale = 0.5;
+  attention_forward(call.args, call.outputs);
+  EXPECT_EQ(driver().modules_loaded, loaded);
+  call.args.softcap = 2.0;
+  attention_forward(call.args, call.outputs);
+  EXPECT_EQ(driver().modules_loaded, loaded + 1);
+}
+
+TEST(Dispatch, BackwardHasItsOwnWorkspace) {
+  Call call = on_cuda(batched_call());
+  const int before = driver().launches;
+  attention_backward(call.args, call.gradients);
+  EXPECT_EQ(driver().launches, before + 3);
+  EXPECT_EQ(driver().last_launch.stream, nullptr);
+}
+
+struct Pool {
+  std::vector<std::pair<std::size_t, Device>> requests;
+  alignas(64) std::byte memory[1 << 18];
+};
+
+void* take(void* context, std::size_t bytes, Device device) {
+  auto* pool = static_cast<Pool*>(context);
+  pool->requests.emplace_back(bytes, device);
+  return bytes <= sizeof(pool->memory) ? pool->memory : nullptr;
+}
+
+TEST(Dispatch, WorkspaceOfTheCallers) {
+  const auto pool = std::make_unique<Pool>();
+  Call call = on_cuda(batched_call());
+  call.args.allocator = {&take, pool.get()};
+  attention_forward(call.args, call.outputs);
+  EXPECT_TRUE(pool->requests.empty());
+  attention_backward(call.args, call.gradients);
+  ASSERT_EQ(pool->requests.size(), 1u);
+  // q [2, 32, 4, 16]: sums of native head dim 64, delta and log-sum-exp.
+  EXPECT_EQ(pool->requests[0].first, std::size_t{2 * 32 * 4 * (64 + 2) * 4});
+  EXPECT_EQ(pool->requests[0].second, (Device{DeviceType::kCuda, 0}));
+  const AttentionPlan plan = plan_attention_backward(call.args, call.gradients);
+  EXPECT_EQ(plan.workspace_bytes(), pool->requests[0].first);
+}
+
+TEST(Dispatch, AllocatorOnTheCpu) {
+  const auto pool = std::make_unique<Pool>();
+  Call call = batched_call();
+  call.args.allocator = {&take, pool.get()};
+  call.backward();
+  ASSERT_FALSE(pool->requests.empty());
+  EXPECT_EQ(pool->requests[0].second, Device{});
+}
+
+TEST(Dispatch, PlansLoadAndRunsLaunch) {
+  Call call = on_cuda(split_call());
+  call.args.softcap = 3.0;  // with dropout: a kernel that no other test loads
+  call.args.dropout_p = 0.5;
+  const int launches = driver().launches;
+  int loaded = driver().modules_loaded;
+  const AttentionPlan forward = plan_attention_forward(call.args, call.outputs);
+  EXPECT_EQ(driver().modules_loaded, loaded + 1);
+  loaded = driver().modules_loaded;
+  const AttentionPlan backward = plan_attention_backward(call.args, call.gradients);
+  EXPECT_GE(driver().modules_loaded, loaded + 1);
+  EXPECT_EQ(driver().launches, launches);
+  EXPECT_EQ(forward.workspace_bytes(), 0u);
+  EXPECT_NE(forward.describe().find("attention_forward"), std::string::npos);
+  EXPECT_NE(backward.describe().find("attention_backward"), std::string::npos);
+
+  loaded = driver().modules_loaded;
+  run(forward, call.args, call.outputs, nullptr);
+  EXPECT_EQ(driver().launches, launches + 1);
+  void* workspace = ::operator new (backward.workspace_bytes(), std::align_val_t{64});
+  run(backward, call.args, call.gradients, workspace);
+  EXPECT_EQ(driver().launches, launches + 4);
+  EXPECT_EQ(driver().modules_loaded, loaded);
+
+  call.args.deterministic = true;
+  EXPECT_THROW(run(backward, call.args, call.gradients, workspace), Error);
+  ::operator delete (workspace, std::align_val_t{64});
+}
+
+TEST(Dispatch, DeviceArraysAreNotRead) {
+  Call call = on_cuda(interleaved_call());
+  call.args.cu_seqlens.data = reinterpret_cast<void*>(std::uintptr_t{4096});
+  const int before = driver().launches;
+  attention_forward(call.args, call.outputs);
+  EXPECT_EQ(driver().launches, before + 1);
+}
+
+TEST(Dispatch, FailedLaunchesAreReported) {
+  Call call = on_cuda(batched_call());
+  attention_forward(call.args, call.outputs);
+  driver().failing = "cuLaunchKernel";
+  try {
+    attention_forward(call.args, call.outputs);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kRuntime);
+    EXPECT_NE(std::string(error.what()).find("CUDA_ERROR_INVALID_VALUE"), std::string::npos);
+  }
+  driver().failing = "";
+}
+
+}  // namespace
+}  // namespace stepwell::testing

@@ -1,0 +1,79 @@
+// Which kernels a call launches.
+#include <gtest/gtest.h>
+
+#include "cuda/backend.hpp"
+#include "cuda/configurations.hpp"
+#include "cuda/problems.hpp"
+#include "cuda/recorder.hpp"
+
+namespace stepwell::cuda {
+namespace {
+
+TEST(Launches, Forward) {
+  const AttentionProblem problem = batched_problem(3, 300, 1, {8, 2, 120, 64});
+  Recorder recorder(limits_of(9, 0));
+  forward(problem, recorder);
+  ASSERT_EQ(recorder.launches.size(), 1u);
+  const Launch& launch = recorder.launches[0];
+  const ForwardConfig config = forward_config({120, 64}, limits_of(9, 0));
+  EXPECT_TRUE(key_of(launch.kernel) == key_of(ForwardKernel{config}));
+  EXPECT_EQ(launch.ctas, 6 * ((300 + config.tile_q() - 1) / config.tile_q()) * 2 * 4);
+  const auto p = launch.as<ForwardParams>();
+  EXPECT_EQ(p.head_dim, 120);
+  EXPECT_EQ(p.grid.ctas(), launch.ctas);
+  EXPECT_EQ(forward_workspace_bytes(problem), 0u);
+}
+
+TEST(Launches, Backward) {
+  AttentionProblem problem = batched_problem(3, 300, 1, {8, 2, 120, 72});
+  problem.dtype = DType::kFloat16;
+  problem.dropout_p = 0.5;
+  const DeviceLimits limits = limits_of(8, 6);
+  Recorder recorder(limits);
+  alignas(64) static std::byte workspace[64];  // an address only
+  backward(problem, workspace, recorder);
+  const KernelTraits traits{120, 72, Element::kFloat16, false, true};
+  const BackwardConfig config = backward_config(traits, limits);
+  EXPECT_TRUE(config.dropout);
+  const AttentionKernel expected[] = {PrepareKernel{{96, Element::kFloat16}},
+                                      BackwardKernel{config},
+                                      FinishKernel{{128, Element::kFloat16}}};
+  const std::int64_t ctas[] = {6 * 3 * 2 * 4, 6 * (299 / config.tile_kv + 1) * 2, 6 * 3 * 2 * 4};
+  ASSERT_EQ(recorder.launches.size(), 3u);
+  const std::vector<AttentionKernel> announced = backward_kernels(problem, limits);
+  ASSERT_EQ(announced.size(), 3u);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(key_of(recorder.launches[i].kernel) == key_of(expected[i])) << i;
+    EXPECT_TRUE(key_of(announced[i]) == key_of(expected[i])) << i;
+    EXPECT_EQ(recorder.launches[i].ctas, ctas[i]) << i;
+    const auto p = recorder.launches[i].as<BackwardParams>();
+    EXPECT_EQ(p.grid.ctas(), ctas[i]) << i;
+    EXPECT_EQ(p.dq_width, 128);
+    EXPECT_EQ(static_cast<void*>(p.lse_log2[0].data), workspace);
+  }
+  EXPECT_EQ(backward_workspace_bytes(problem), std::size_t{3 * 600 * 8 * (128 + 2) * 4});
+}
+
+TEST(Launches, NoneWhereNothingIsWritten) {
+  Recorder recorder(limits_of(9, 0));
+  forward(batched_problem(0, 300), recorder);
+  forward(batched_problem(3, 0), recorder);
+  EXPECT_TRUE(recorder.launches.empty());
+  backward(batched_problem(0, 300), nullptr, recorder);
+  EXPECT_TRUE(recorder.launches.empty());
+  // Keys without queries have gradients.
+  backward(sequence_problem(3, 0, 64), nullptr, recorder);
+  ASSERT_EQ(recorder.launches.size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<BackwardKernel>(recorder.launches[0].kernel));
+}
+
+TEST(Launches, Descriptions) {
+  const AttentionProblem problem = batched_problem(1, 64);
+  EXPECT_EQ(describe_forward(problem, limits_of(9, 0)),
+            "cuda attention_forward_sm80 dim=128 dim_v=64 bf16 128x64, 4 warps, 2 CTAs an SM");
+  EXPECT_NE(describe_backward(problem, limits_of(8, 6)).find("attention_backward_sm80"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace stepwell::cuda

@@ -1,0 +1,103 @@
+// Writes kernels_0.cpp ... and registry.cpp: the texts that a GPU's compiler gets (spec_of), one
+// name for each.
+//
+//   generate_kernels FOLDER PARTS [FAMILY]
+//
+// With a FAMILY (forward or backward): of a few kernels of that family only, for planted bugs, with
+// an entry point for --kernels of the operator table.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "host_model/kernel_list.hpp"
+
+namespace stepwell::testing {
+namespace {
+
+const char* params_of(const cuda::AttentionKernel& kernel) {
+  return std::holds_alternative<cuda::ForwardKernel>(kernel) ? "ForwardParams" : "BackwardParams";
+}
+
+std::string key_text(const cuda::AttentionKernel& kernel) {
+  return fmt::format("{{{{{}}}}}", fmt::join(cuda::key_of(kernel).values, ", "));
+}
+
+std::string part_text(const std::vector<cuda::AttentionKernel>& kernels, std::size_t part,
+                      std::size_t parts) {
+  std::string code =
+      "#include \"cuda/attention/backward_rows.cuh\"\n"
+      "#include \"cuda/attention/backward_sm80.cuh\"\n"
+      "#include \"cuda/attention/forward_sm80.cuh\"\n"
+      "#include \"host_model/compiled_kernels.hpp\"\n";
+  std::string table;
+  for (std::size_t i = part; i < kernels.size(); i += parts) {
+    const runtime::KernelSpec spec = cuda::spec_of(kernels[i]);
+    code += fmt::format(
+        "\n// {}\n#define kConfig kConfig{}\n#define kernel kernel{}\n{}#undef kConfig\n"
+        "#undef kernel\nstatic void run{}(const void* params) {{\n"
+        "  kernel{}(*static_cast<const stepwell::cuda::{}*>(params));\n}}\n",
+        spec.name, i, i, spec.source, i, i, params_of(kernels[i]));
+    table += fmt::format("  table.push_back({{{}, run{}}});\n", key_text(kernels[i]), i);
+  }
+  return code + fmt::format(
+                    "\nnamespace stepwell::testing {{\n"
+                    "void add_kernels{}(std::vector<CompiledKernel>& table);\n"
+                    "void add_kernels{}(std::vector<CompiledKernel>& table) {{\n{}}}\n"
+                    "}}  // namespace stepwell::testing\n",
+                    part, part, table);
+}
+
+std::string registry_text(std::size_t parts, bool loadable) {
+  std::string declarations;
+  std::string calls;
+  for (std::size_t part = 0; part < parts; ++part) {
+    declarations += fmt::format("void add_kernels{}(std::vector<CompiledKernel>& table);\n", part);
+    calls += fmt::format("  add_kernels{}(table);\n", part);
+  }
+  return fmt::format(
+      "#include \"host_model/compiled_kernels.hpp\"\n\nnamespace stepwell::testing {{\n{}{} {{\n"
+      "{}}}\n}}  // namespace stepwell::testing\n",
+      declarations,
+      loadable ? "extern \"C\" __attribute__((visibility(\"default\")))\n"
+                 "void stepwell_add_kernels(std::vector<CompiledKernel>& table)"
+               : "void add_compiled_kernels(std::vector<CompiledKernel>& table)",
+      calls);
+}
+
+/// Leaves a file that is right as it is, so that nothing is compiled again.
+void write(const std::string& path, const std::string& text) {
+  std::ostringstream old;
+  old << std::ifstream(path).rdbuf();
+  if (old.str() == text) return;
+  std::ofstream file(path);
+  file << text;
+  if (!file.flush()) {
+    fmt::print(stderr, "{} cannot be written\n", path);
+    std::exit(1);
+  }
+}
+
+}  // namespace
+}  // namespace stepwell::testing
+
+int main(int argc, char** argv) {
+  using namespace stepwell::testing;
+  if (argc != 3 && argc != 4) {
+    std::fputs("generate_kernels FOLDER PARTS [FAMILY]\n", stderr);
+    return 1;
+  }
+  const std::string folder = argv[1];
+  const auto parts = static_cast<std::size_t>(std::atoi(argv[2]));
+  const auto kernels = argc == 4 ? probed_kernels(argv[3]) : modelled_kernels();
+  for (std::size_t part = 0; part < parts; ++part) {
+    write(fmt::format("{}/kernels_{}.cpp", folder, part), part_text(kernels, part, parts));
+  }
+  write(folder + "/registry.cpp", registry_text(parts, argc == 4));
+  return 0;
+}

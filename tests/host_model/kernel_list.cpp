@@ -1,0 +1,98 @@
+#include "host_model/kernel_list.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace stepwell::testing {
+namespace {
+
+using cuda::Element;
+using cuda::KernelTraits;
+
+struct Modelled {
+  KernelTraits traits;
+  bool small;  // on 8.6 too
+};
+
+/// Every pair of head dims in the operator table, every feature and both element types.
+std::vector<Modelled> modelled() {
+  std::vector<Modelled> list;
+  constexpr std::pair<int, int> kDims[] = {{64, 64},   {96, 96},  {128, 128}, {192, 192},
+                                           {256, 256}, {64, 128}, {128, 64},  {192, 128},
+                                           {64, 256},  {256, 64}, {128, 192}};
+  for (const auto& [head_dim, head_dim_v] : kDims) {
+    list.push_back({{head_dim, head_dim_v, Element::kBFloat16, false, false}, true});
+  }
+  for (const int dim : {64, 128}) {
+    list.push_back({{dim, dim, Element::kFloat16, false, false}, dim == 64});
+  }
+  for (const Element element : {Element::kBFloat16, Element::kFloat16}) {
+    list.push_back({{64, 64, element, true, false}, false});
+    list.push_back({{64, 64, element, false, true}, false});
+    list.push_back({{64, 64, element, true, true}, false});
+  }
+  return list;
+}
+
+bool same(const KernelTraits& a, const KernelTraits& b) {
+  return cuda::native_head_dim(a.head_dim) == cuda::native_head_dim(b.head_dim) &&
+         cuda::native_head_dim(a.head_dim_v) == cuda::native_head_dim(b.head_dim_v) &&
+         a.element == b.element && a.softcap == b.softcap && a.dropout == b.dropout;
+}
+
+bool is_small(const cuda::DeviceLimits& limits) {
+  return limits.shared_bytes_per_cta < cuda::limits_of(9, 0).shared_bytes_per_cta;
+}
+
+}  // namespace
+
+std::vector<cuda::DeviceLimits> modelled_limits() {
+  return {cuda::limits_of(9, 0), cuda::limits_of(8, 6)};
+}
+
+bool is_modelled(const KernelTraits& traits, const cuda::DeviceLimits& limits) {
+  const std::vector<Modelled> list = modelled();
+  return std::any_of(list.begin(), list.end(), [&](const Modelled& m) {
+    return same(m.traits, traits) && (m.small || !is_small(limits));
+  });
+}
+
+std::vector<cuda::AttentionKernel> modelled_kernels() {
+  std::vector<cuda::AttentionKernel> kernels;
+  const auto add = [&kernels](const cuda::AttentionKernel& kernel) {
+    const auto known = std::find_if(kernels.begin(), kernels.end(), [&](const auto& other) {
+      return cuda::key_of(other) == cuda::key_of(kernel);
+    });
+    if (known == kernels.end()) kernels.push_back(kernel);
+  };
+  for (const cuda::DeviceLimits& limits : modelled_limits()) {
+    for (const Modelled& m : modelled()) {
+      if (!is_modelled(m.traits, limits)) continue;
+      add(cuda::ForwardKernel{cuda::forward_config(m.traits, limits)});
+      add(cuda::BackwardKernel{cuda::backward_config(m.traits, limits)});
+      add(cuda::PrepareKernel{cuda::prepare_config(m.traits)});
+      add(cuda::FinishKernel{cuda::finish_config(m.traits)});
+    }
+  }
+  return kernels;
+}
+
+std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
+  const cuda::DeviceLimits limits = cuda::limits_of(9, 0);
+  std::vector<cuda::AttentionKernel> kernels;
+  for (const KernelTraits& traits : {KernelTraits{64, 64, Element::kBFloat16, false, false},
+                                     KernelTraits{64, 64, Element::kBFloat16, true, true},
+                                     KernelTraits{128, 128, Element::kBFloat16, false, false}}) {
+    if (family == "forward") {
+      kernels.emplace_back(cuda::ForwardKernel{cuda::forward_config(traits, limits)});
+    } else {
+      kernels.emplace_back(cuda::BackwardKernel{cuda::backward_config(traits, limits)});
+      if (traits.softcap) continue;  // the others have no such options
+      kernels.emplace_back(cuda::PrepareKernel{cuda::prepare_config(traits)});
+      kernels.emplace_back(cuda::FinishKernel{cuda::finish_config(traits)});
+    }
+  }
+  return kernels;
+}
+
+}  // namespace stepwell::testing

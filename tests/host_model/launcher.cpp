@@ -1,0 +1,97 @@
+#include "host_model/launcher.hpp"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <vector>
+
+#include "cuda/attention/params.hpp"
+
+namespace stepwell::testing {
+namespace {
+
+using host_model::Region;
+
+/// Parts of shared memory from their offsets, in order; the last ends at `bytes`.
+std::vector<Region> regions_between(std::vector<Region> starts, int bytes) {
+  for (std::size_t i = 0; i < starts.size(); ++i) {
+    const auto end = i + 1 < starts.size() ? starts[i + 1].offset : static_cast<unsigned>(bytes);
+    starts[i].bytes = (end - starts[i].offset) / starts[i].count;
+  }
+  return starts;
+}
+
+Region region(const char* name, int offset, int count = 1) {
+  return {name, static_cast<unsigned>(offset), 0, static_cast<unsigned>(count)};
+}
+
+std::vector<Region> regions_of(const cuda::ForwardKernel& kernel) {
+  const cuda::ForwardPlan plan = cuda::forward_plan(kernel.config);
+  return regions_between(
+      {region("q", plan.q), region("k", plan.k, 2), region("v", plan.v, 2),
+       region("row_bounds", plan.row_bounds, 2), region("phases", plan.phases, 2),
+       region("warp_bounds", plan.warp_bounds, 2), region("results", plan.results)},
+      plan.bytes);
+}
+
+std::vector<Region> regions_of(const cuda::BackwardKernel& kernel) {
+  const cuda::BackwardPlan plan = cuda::backward_plan(kernel.config);
+  const int stages = kernel.config.stages;
+  return regions_between({region("k", plan.k), region("v", plan.v), region("q", plan.q, stages),
+                          region("dout", plan.dout, stages), region("p", plan.p),
+                          region("ds", plan.ds), region("row_bounds", plan.row_bounds),
+                          region("visible", plan.visible), region("walks", plan.walks, 2)},
+                         plan.bytes);
+}
+
+template <typename RowsKernel>
+std::vector<Region> regions_of(const RowsKernel&) {
+  return {};
+}
+
+}  // namespace
+
+ModelLauncher::ModelLauncher(const cuda::DeviceLimits& limits, const std::string& library)
+    : limits_(limits) {
+  std::vector<CompiledKernel> table;
+  add_compiled_kernels(table);
+  if (!library.empty()) {
+    void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) throw std::invalid_argument(dlerror());
+    void* add = dlsym(handle, "stepwell_add_kernels");
+    if (add == nullptr) throw std::invalid_argument(dlerror());
+    reinterpret_cast<void (*)(std::vector<CompiledKernel>&)>(add)(table);
+  }
+  for (const CompiledKernel& kernel : table) kernels_[kernel.key] = kernel.run;
+}
+
+void ModelLauncher::launch(const cuda::AttentionKernel& kernel, std::int64_t ctas,
+                           const void* params, std::size_t params_bytes) {
+  const auto found = kernels_.find(cuda::key_of(kernel));
+  if (found == kernels_.end()) {
+    throw std::logic_error(cuda::spec_of(kernel).name + " is not in kernel_list.cpp");
+  }
+  const std::size_t expected = std::holds_alternative<cuda::ForwardKernel>(kernel)
+                                   ? sizeof(cuda::ForwardParams)
+                                   : sizeof(cuda::BackwardParams);
+  if (params_bytes != expected) throw std::logic_error("the parameters have another size");
+  host_model::Options options = options_;
+  options.regions = std::visit([](const auto& k) { return regions_of(k); }, kernel);
+  try {
+    const host_model::Statistics run = host_model::launch(
+        {static_cast<unsigned>(ctas)}, static_cast<unsigned>(cuda::threads_of(kernel)),
+        static_cast<unsigned>(cuda::shared_bytes_of(kernel)), options,
+        [&] { found->second(params); });
+    if (run.ldmatrix_conflicts != 0) {
+      throw host_model::Error("banks",
+                              fmt::format("{}, banks: {} matrices whose rows share a bank",
+                                          cuda::spec_of(kernel).name, run.ldmatrix_conflicts));
+    }
+  } catch (const host_model::Error& error) {
+    throw host_model::Error(error.kind,
+                            cuda::spec_of(kernel).name + ", " + error.kind + ": " + error.what());
+  }
+}
+
+}  // namespace stepwell::testing

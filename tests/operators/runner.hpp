@@ -1,0 +1,53 @@
+// Who runs a case: the CPU backend, a GPU, or the CUDA backend on the host model.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "operators/cases.hpp"
+#include "operators/operands.hpp"
+
+namespace stepwell::testing {
+
+class Runner {
+ public:
+  virtual ~Runner() = default;
+
+  /// Whether it has the case's dtype and kernels.
+  virtual bool takes(const Case& c) const = 0;
+  /// Part of the error, where the backend refuses the case by name; "": it does not.
+  virtual std::string forward_refusal(const Case&) const { return ""; }
+  /// The same of an option that only the backward pass refuses: `deterministic`.
+  virtual std::string backward_refusal(const Case&) const { return ""; }
+  /// The case, or one like it that the runner takes.
+  virtual Case nearest(Case c) const { return c; }
+  /// float32 ulps of the largest sum of absolute terms that a result may be off by, beside twice
+  /// the plain error: of backends whose backward starts from a rounded lse and out.
+  virtual double term_ulps() const { return 0.0; }
+  /// How many random cases it has the time for.
+  virtual std::uint64_t random_cases() const { return 400; }
+
+  virtual void forward(const Case& c, Call& call) = 0;
+  virtual void backward(const Case& c, Call& call) = 0;
+};
+
+struct RunnerOptions {
+  /// "cpu"; "cuda", which is GPU 0; "cuda-model", or "cuda-model:8.6" for another compute
+  /// capability than 9.0.
+  std::string device = "cpu";
+  /// Of the host model:
+  ///   checked  race check, late copies, warps in order
+  ///   plain    no race check; reversed and random orders, early and late copies in turn
+  ///   mixed    bf16 cases checked, f16 cases plain
+  ///   SCHEDULE-DELIVERY or SCHEDULE-DELIVERY-checked, such as reverse-late
+  std::string mode = "mixed";
+  /// Of the host model: a library with other kernels (planted_bugs.py).
+  std::string kernels;
+};
+
+std::unique_ptr<Runner> make_runner(const RunnerOptions& options);
+
+/// Of this run of the tests, from the command line (main.cpp).
+Runner& test_runner();
+
+}  // namespace stepwell::testing
