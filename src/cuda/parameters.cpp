@@ -154,16 +154,16 @@ void set_common(const AttentionProblem& problem, Params& p) {
 /// Extents of the workspace's arrays for the queries of one half.
 struct QueryExtents {
   i64 batch;
-  i64 rows;
   i64 heads;
+  i64 rows;  // padded
 
-  std::size_t values() const { return static_cast<std::size_t>(batch * rows * heads); }
+  std::size_t values() const { return static_cast<std::size_t>(batch * heads * rows); }
 };
 
 QueryExtents query_extents(const AttentionProblem& problem, Half half) {
   const geometry::Layout& layout = problem.layout;
-  return {layout.packed() ? 1 : layout.batch, tensor_rows(layout, half, /*keys=*/false),
-          problem.heads_q};
+  const i64 rows = tensor_rows(layout, half, /*keys=*/false);
+  return {layout.packed() ? 1 : layout.batch, problem.heads_q, padded_rows(layout, half, rows)};
 }
 
 }  // namespace
@@ -198,7 +198,7 @@ std::size_t workspace_bytes(const AttentionProblem& problem, int dq_width) {
   for (const Half half : {Half::kNoisy, Half::kClean}) {
     if (half == Half::kClean && shares_tensors(problem.layout)) continue;
     const std::size_t values = query_extents(problem, half).values();
-    bytes += 2 * aligned(values * sizeof(float)) +
+    bytes += aligned(values * 2 * sizeof(float)) +
              aligned(values * static_cast<std::size_t>(dq_width) * sizeof(float));
   }
   return bytes;
@@ -210,10 +210,11 @@ BackwardParams backward_params(const AttentionProblem& problem, const BackwardCo
   set_common(problem, p);
   p.softmax_scale = static_cast<float>(problem.softmax_scale);
   p.dq_width = config.head_dim;
-  const auto take = [&workspace](std::size_t values) {
+  const auto take = [&workspace](const QueryExtents& extents, i64 width) {
     float* piece = reinterpret_cast<float*>(workspace);
-    workspace += aligned(values * sizeof(float));
-    return piece;
+    workspace += aligned(extents.values() * static_cast<std::size_t>(width) * sizeof(float));
+    const i64 head_stride = extents.rows * width;
+    return QuerySums{piece, extents.heads * head_stride, head_stride};
   };
   for (const Half half : {Half::kNoisy, Half::kClean}) {
     const int h = static_cast<int>(half);
@@ -224,19 +225,13 @@ BackwardParams backward_params(const AttentionProblem& problem, const BackwardCo
     p.dk[h] = half_rows(tensors.dk);
     p.dv[h] = half_rows(tensors.dv);
     if (half == Half::kClean && shares_tensors(problem.layout)) {
-      p.lse_log2[h] = p.lse_log2[0];
-      p.delta[h] = p.delta[0];
+      p.row_values[h] = p.row_values[0];
       p.dq_sum[h] = p.dq_sum[0];
       continue;
     }
     const QueryExtents extents = query_extents(problem, half);
-    const i64 rows = extents.rows;
-    const i64 heads = extents.heads;
-    const i64 width = p.dq_width;
-    p.lse_log2[h] = {take(extents.values()), heads * rows, rows, 1};
-    p.delta[h] = {take(extents.values()), heads * rows, rows, 1};
-    p.dq_sum[h] = {take(extents.values() * static_cast<std::size_t>(width)), rows * heads * width,
-                   width, heads * width};
+    p.row_values[h] = take(extents, 2);
+    p.dq_sum[h] = take(extents, p.dq_width);
   }
   return p;
 }

@@ -50,6 +50,7 @@ struct BackwardPlan {
   int row_bounds;  // [tile_q] of (begin, end): keys that each row of a masked tile sees
   int visible;     // [warps]: whether a warp's part of S has a visible pair
   int walks;       // QueryWalk of noisy and of clean queries
+  int walk;        // KeyTileWalk
   int runs;        // [warps][2] of QueryRun: each warp's own, so that no barrier is needed
   int bytes;
 };
@@ -65,8 +66,9 @@ constexpr BackwardPlan backward_plan(BackwardConfig config) {
   plan.row_bounds = plan.ds + config.tile_q * padded_row_bytes(config.tile_kv);
   plan.visible = plan.row_bounds + config.tile_q * 8;
   plan.walks = plan.visible + (config.warps * 4 + 15) / 16 * 16;
-  plan.runs = plan.walks + 2 * 128;
-  plan.bytes = plan.runs + config.warps * 2 * 48;
+  plan.walk = plan.walks + 2 * 128;
+  plan.runs = plan.walk + 16;
+  plan.bytes = plan.runs + config.warps * 2 * 80;
   return plan;
 }
 

@@ -1,5 +1,5 @@
 // The two kernels around the backward pass that work on query rows: what it needs before, and
-// rounding dQ's sums after. Both move bytes only: 16-byte accesses, a few lanes a row.
+// rounding dQ's sums after. Both move bytes only, 16 at a time.
 #pragma once
 
 #include "cuda/attention/backward_config.hpp"
@@ -16,7 +16,8 @@ struct QueryRows {
   i32 head;
   int half;
   i64 batch;
-  i64 first;  // row 0 of the segment
+  i64 first;   // row 0 of the segment
+  i64 padded;  // the same in the workspace
   geometry::Interval valid;
   geometry::Interval padding;
 };
@@ -46,6 +47,7 @@ __device__ __forceinline__ bool find_query_rows(const BackwardParams& p, QueryRo
   const i32 len = geometry::query_len(sample.mask, half);
   rows.batch = sample.batch_index;
   rows.first = segment.first + (half == Half::kNoisy ? item.segment * sample.view_stride : 0);
+  rows.padded = padded_row(p.layout, item.sample, item.segment, rows.first);
   rows.valid = geometry::tile_interval(item.tile, C.tile_rows(), len);
   rows.padding = {geometry::max_of(item.tile * C.tile_rows(), len),
                   geometry::min_of((item.tile + 1) * C.tile_rows(), segment.count)};
@@ -81,14 +83,34 @@ __device__ __forceinline__ void attention_backward_prepare(const BackwardParams&
 #pragma unroll
     for (u32 step = 1; step < kLanes; step *= 2) sum += ptx::shfl_xor_f32(sum, step);
     if (!inside) continue;
-    float* sums = p.dq_sum[h].at(rows.batch, rows.head, at);
-    for (int c = lane * 4; c < p.dq_width; c += kLanes * 4)
-      ptx::st_global_v4(sums + c, {0, 0, 0, 0});
     if (lane == 0) {
       if (p.dlse[h].data != nullptr) sum -= *p.dlse[h].at(rows.batch, rows.head, at);
-      *p.delta[h].at(rows.batch, rows.head, at) = sum;
-      *p.lse_log2[h].at(rows.batch, rows.head, at) =
-          *p.lse[h].at(rows.batch, rows.head, at) * 1.4426950408889634f;
+      const float lse = *p.lse[h].at(rows.batch, rows.head, at) * 1.4426950408889634f;
+      ptx::st_global_v2(p.row_values[h].at(rows.batch, rows.head) + (rows.padded + row) * 2, lse,
+                        sum);
+    }
+  }
+  float* sums = p.dq_sum[h].at(rows.batch, rows.head);
+  const i64 end = (rows.padded + geometry::ceil_div(rows.valid.end, kSumRows) * kSumRows) *
+                  static_cast<i64>(p.dq_width);
+  for (i64 i = (rows.padded + rows.valid.begin) * p.dq_width + thread * 4; i < end;
+       i += C.threads() * 4) {
+    ptx::st_global_v4(sums + i, {0, 0, 0, 0});
+  }
+}
+
+/// word[j] of lane i of four becomes word[i] of lane j.
+__device__ __forceinline__ void transpose_quad(u32 (&word)[4]) {
+  const u32 lane = ptx::thread_index() % 4;
+#pragma unroll
+  for (u32 step = 1; step < 4; step *= 2) {
+    const bool upper = (lane & step) != 0;
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) {
+      if ((j & step) != 0) continue;
+      const u32 given = ptx::shfl_xor_u32(upper ? word[j] : word[j + step], step);
+      word[j] = upper ? given : word[j];
+      word[j + step] = upper ? word[j + step] : given;
     }
   }
 }
@@ -104,24 +126,43 @@ __device__ __forceinline__ void attention_backward_finish(const BackwardParams& 
   const int h = rows.half;
   write_zero_rows<C.threads()>(p.dq[h], rows.batch, rows.head, rows.first + rows.padding.begin,
                                rows.padding.size(), p.head_dim);
-  constexpr int kLanes = C.lanes();
-  const int thread = static_cast<int>(ptx::thread_index());
-  const int lane = thread % kLanes;
+  // A warp takes 16 rows and 32 columns at a time: four accumulators.
+  constexpr int kPieces = C.dim / 32;
+  const int warp = static_cast<int>(ptx::thread_index()) / 32;
+  const int lane = static_cast<int>(ptx::thread_index()) % 32;
   const HalfRows& dq = p.dq[h];
-  for (i32 row = rows.valid.begin + thread / kLanes; row < rows.valid.end;
-       row += C.threads() / kLanes) {
-    if (lane * 8 >= p.head_dim) continue;
-    const i64 at = rows.first + row;
-    const float* from = p.dq_sum[h].at(rows.batch, rows.head, at) + lane * 8;
-    const U32x4 a = ptx::ld_global_v4(from);
-    const U32x4 b = ptx::ld_global_v4(from + 4);
-    const auto pack = [&](u32 x, u32 y) {
-      return ptx::cvt_x2_f32<C.element>(ptx::float_of(x) * p.softmax_scale,
-                                        ptx::float_of(y) * p.softmax_scale);
+  u16* const to = dq.data + rows.batch * dq.batch_stride + rows.head * dq.head_stride;
+  const float* const sums =
+      p.dq_sum[h].at(rows.batch, rows.head) + rows.padded * static_cast<i64>(C.dim);
+  const int groups = geometry::ceil_div(rows.valid.size(), kSumRows);
+  for (int i = warp; i < groups * kPieces; i += C.threads() / 32) {
+    const i32 row = rows.valid.begin + i / kPieces * kSumRows;
+    const i32 column = i % kPieces * 32;
+    const float* from = sums + sum_index(row, column, C.dim) + lane * 4;
+    u32 low[4];   // of row lane / 4: columns 2 (lane % 4) + {0, 1} of each accumulator
+    u32 high[4];  // of row lane / 4 + 8
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const U32x4 sum = ptx::ld_global_v4(from + j * (kSumRows * 8));
+      const auto pack = [&](u32 x, u32 y) {
+        return ptx::cvt_x2_f32<C.element>(ptx::float_of(x) * p.softmax_scale,
+                                          ptx::float_of(y) * p.softmax_scale);
+      };
+      low[j] = pack(sum.x, sum.y);
+      high[j] = pack(sum.z, sum.w);
+    }
+    transpose_quad(low);
+    transpose_quad(high);
+    const i32 chunk = column + lane % 4 * 8;
+    if (chunk >= p.head_dim) continue;
+    const i32 first = row + lane / 4;
+    const auto store = [&](i32 at, const u32(&words)[4]) {
+      if (at >= rows.valid.end) return;
+      ptx::st_global_v4(to + (rows.first + at) * dq.row_stride + chunk,
+                        {words[0], words[1], words[2], words[3]});
     };
-    ptx::st_global_v4(dq.data + rows.batch * dq.batch_stride + at * dq.row_stride +
-                          rows.head * dq.head_stride + lane * 8,
-                      {pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w)});
+    store(first, low);
+    store(first + 8, high);
   }
 }
 

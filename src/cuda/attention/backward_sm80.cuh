@@ -33,14 +33,20 @@
 
 namespace stepwell::cuda {
 
+/// A lane's address offset in a tile of rows of `bytes` for ldmatrix: 16 rows and two pieces of 8
+/// columns, rows first or (of A transposed, of B with the inner dimension contiguous) columns first.
+__device__ __forceinline__ u32 rows_first(int lane, int bytes) {
+  return lane % 16 * bytes + lane / 16 * 16;
+}
+__device__ __forceinline__ u32 columns_first(int lane, int bytes) {
+  return (lane / 16 * 8 + lane % 8) * bytes + lane / 8 % 2 * 16;
+}
+
 /// c[m][n] += A B^T for a warp: A rows at `a` (row-major, k contiguous), B rows at `b` (k
-/// contiguous).
+/// contiguous); `a` with the lane's rows_first, `b` with its columns_first.
 template <Element kElement, int kAtoms, int kPieces, int kSteps>
 __device__ __forceinline__ void multiply_rows(float (&c)[kAtoms][kPieces * 2][4], u32 a,
                                               int a_bytes, u32 b, int b_bytes) {
-  const int lane = static_cast<int>(ptx::thread_index_again()) % 32;
-  a += lane % 16 * a_bytes + lane / 16 * 16;
-  b += (lane / 16 * 8 + lane % 8) * b_bytes + lane / 8 % 2 * 16;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     u32 ra[kAtoms][4];
@@ -60,17 +66,11 @@ __device__ __forceinline__ void multiply_rows(float (&c)[kAtoms][kPieces * 2][4]
 }
 
 /// c[m][n] += A B over kSteps * 16 of the inner dimension: B [inner][columns] row-major at `b`; A
-/// either [rows][inner] row-major, or [inner][rows] (kTransposedA).
+/// either [rows][inner] row-major, or [inner][rows] (kTransposedA). `a` and `b` with the lane's
+/// rows_first, `a` transposed with its columns_first.
 template <Element kElement, int kAtoms, int kPieces, int kSteps, bool kTransposedA>
 __device__ __forceinline__ void multiply_columns(float (&c)[kAtoms][kPieces * 2][4], u32 a,
                                                  int a_bytes, u32 b, int b_bytes) {
-  const int lane = static_cast<int>(ptx::thread_index_again()) % 32;
-  if constexpr (kTransposedA) {
-    a += (lane / 16 * 8 + lane % 8) * a_bytes + lane / 8 % 2 * 16;
-  } else {
-    a += lane % 16 * a_bytes + lane / 16 * 16;
-  }
-  b += lane % 16 * b_bytes + lane / 16 * 16;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     u32 ra[kAtoms][4];
@@ -108,16 +108,44 @@ struct ScoreParams {
   float keep_scale;  // of dropout
 };
 
-/// P and dS of 16 query rows of a warp, written to shared memory at `p_to` and `ds_to`. kMasked:
-/// `bounds` is the shared address of the rows' intervals, `key` the first key's index in the tile.
+/// Keys of the tile that the lane's two rows of an accumulator see, rows at `bounds` in shared
+/// memory; calls hide(i, j) for each element of the lane that its row does not see.
+template <int kTiles, class Hide>
+__device__ __forceinline__ void for_each_hidden(u32 bounds, int key, Hide&& hide) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    geometry::Interval seen;
+    ptx::ld_shared_v2(bounds + r * 64, seen.begin, seen.end);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (!seen.contains(key + i * 8 + j)) hide(i, 2 * r + j);
+      }
+    }
+  }
+}
+
+/// Two rows of a warp's tile, as pairs of elements, to shared memory at `to`.
+template <int kRowBytes, int kTiles>
+__device__ __forceinline__ void store_scores(u32 to, const u32 (&pairs)[kTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      ptx::st_shared_u32(to + r * 8 * kRowBytes + i * 16, pairs[i][r]);
+    }
+  }
+}
+
+/// 16 query rows of a warp: from S, P as dV takes it, written to shared memory at `to`, and
+/// `factor`, what dP - delta is multiplied with (P before dropout, times the slope of the cap).
+/// kMasked: `bounds` is the shared address of the lane's rows' intervals, `key` its first key's
+/// index in the tile.
 template <BackwardConfig C, bool kMasked, int kTiles>
-__device__ __forceinline__ void finish_scores(const ScoreParams& p, float (&s)[kTiles][4],
-                                              float (&dp)[kTiles][4], const float (&lse)[2],
-                                              const float (&delta)[2], u32 bounds, int key,
-                                              const DropoutTile& dropout, int row, int first_key,
-                                              u32 p_to, u32 ds_to) {
-  constexpr int kScoreBytes = padded_row_bytes(C.tile_kv);
-  const int column = static_cast<int>(ptx::thread_index()) % 4 * 2;
+__device__ __forceinline__ void probabilities(const ScoreParams& p, float (&s)[kTiles][4],
+                                              const float (&lse)[2], u32 bounds, int key,
+                                              u32 dropped, u32 to, u32 (&factor)[kTiles][2]) {
   if constexpr (C.softcap) cap_scores(s, p.softcap_scale);
   float slope[C.softcap ? kTiles : 1][4];
 #pragma unroll
@@ -126,65 +154,69 @@ __device__ __forceinline__ void finish_scores(const ScoreParams& p, float (&s)[k
     for (int j = 0; j < 4; ++j) {
       if constexpr (C.softcap) slope[i][j] = 1.0f - s[i][j] * s[i][j];
       s[i][j] = ptx::ex2_approx(s[i][j] * p.scale_log2 - lse[j / 2]);
-      if constexpr (C.dropout) dp[i][j] *= p.keep_scale;
     }
   }
-  // dS first, from P before dropout; then P as dV takes it.
-  float kept[C.dropout ? kTiles : 1][4];
-  if constexpr (C.dropout) {
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) kept[i][j] = s[i][j] * p.keep_scale;
-    }
-    for_each_dropped<kTiles>(dropout, row, first_key, [&](int i, int j) {
-      kept[i][j] = 0.0f;
-      dp[i][j] = 0.0f;
-    });
+  // A hidden pair may hold anything, infinities and NaN included.
+  if constexpr (kMasked) {
+    for_each_hidden<kTiles>(bounds, key, [&](int i, int j) { s[i][j] = 0.0f; });
   }
+  u32 kept[kTiles][2];
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float x = s[i][2 * r];
+      float y = s[i][2 * r + 1];
+      if constexpr (C.softcap) {
+        factor[i][r] = ptx::cvt_x2_f32<C.element>(x * slope[i][2 * r], y * slope[i][2 * r + 1]);
+      } else {
+        factor[i][r] = ptx::cvt_x2_f32<C.element>(x, y);
+      }
+      if constexpr (C.dropout) {
+        x = (dropped >> (i * 4 + 2 * r) & 1) != 0 ? 0.0f : x * p.keep_scale;
+        y = (dropped >> (i * 4 + 2 * r + 1) & 1) != 0 ? 0.0f : y * p.keep_scale;
+      }
+      kept[i][r] = C.dropout || C.softcap ? ptx::cvt_x2_f32<C.element>(x, y) : factor[i][r];
+    }
+  }
+  store_scores<padded_row_bytes(C.tile_kv)>(to, kept);
+}
+
+/// The same rows' dS = factor (dP - delta), written to shared memory at `to`.
+template <BackwardConfig C, bool kMasked, int kTiles>
+__device__ __forceinline__ void score_gradients(const ScoreParams& p, float (&dp)[kTiles][4],
+                                                const u32 (&factor)[kTiles][2],
+                                                const float (&delta)[2], u32 bounds, int key,
+                                                u32 dropped, u32 to) {
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      dp[i][j] = s[i][j] * (dp[i][j] - delta[j / 2]);
-      if constexpr (C.softcap) dp[i][j] *= slope[i][j];
-      if constexpr (C.dropout) s[i][j] = kept[i][j];
+      float x = dp[i][j];
+      if constexpr (C.dropout) x = (dropped >> (i * 4 + j) & 1) != 0 ? 0.0f : x * p.keep_scale;
+      const u32 pair = factor[i][j / 2];
+      dp[i][j] = (x - delta[j / 2]) *
+                 (j % 2 == 0 ? ptx::low_f32<C.element>(pair) : ptx::high_f32<C.element>(pair));
     }
   }
   if constexpr (kMasked) {
-    // A hidden pair may hold anything, infinities and NaN included.
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      geometry::Interval seen;
-      ptx::ld_shared_v2(bounds + r * 64, seen.begin, seen.end);
-#pragma unroll
-      for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          if (seen.contains(key + i * 8 + column + j)) continue;
-          s[i][2 * r + j] = 0.0f;
-          dp[i][2 * r + j] = 0.0f;
-        }
-      }
-    }
+    for_each_hidden<kTiles>(bounds, key, [&](int i, int j) { dp[i][j] = 0.0f; });
   }
+  u32 ds[kTiles][2];
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      ptx::st_shared_u32(p_to + r * 8 * kScoreBytes + i * 16,
-                         ptx::cvt_x2_f32<C.element>(s[i][2 * r], s[i][2 * r + 1]));
-      ptx::st_shared_u32(ds_to + r * 8 * kScoreBytes + i * 16,
-                         ptx::cvt_x2_f32<C.element>(dp[i][2 * r], dp[i][2 * r + 1]));
+      ds[i][r] = ptx::cvt_x2_f32<C.element>(dp[i][2 * r], dp[i][2 * r + 1]);
     }
   }
+  store_scores<padded_row_bytes(C.tile_kv)>(to, ds);
 }
 
-/// Query tiles of one segment that a key tile meets: tiles [begin, end), of which rows in `full`
-/// see every key of the tile.
+/// Query tiles of one segment that a key tile meets: `tiles`, of which each row of those in `full`
+/// sees every key of the tile.
 struct QueryWalk {
-  i32 tile_begin;
-  i32 tile_end;
+  geometry::Interval tiles;
   geometry::Interval full;
   i32 len;
   i32 position;
@@ -199,22 +231,59 @@ __device__ __forceinline__ QueryWalk query_walk(const geometry::SampleMask& mask
   walk.rule = geometry::rule_between(mask, query_half, key_half);
   walk.position = geometry::query_position(mask, query_half);
   walk.len = geometry::query_len(mask, query_half);
-  const geometry::Interval tiles = geometry::covering_tiles(
+  walk.tiles = geometry::covering_tiles(
       geometry::query_hull(walk.rule, walk.position, walk.len, keys), C.tile_q);
-  walk.tile_begin = tiles.begin;
-  walk.tile_end = tiles.end;
   // A tile that reaches past the last key is masked there.
   walk.full = {0, 0};
   if (walk.rule.table == nullptr && keys.size() == C.tile_kv) {
     const i32 first = keys.begin + walk.rule.key_position;
     const i32 last = keys.end - 1 + walk.rule.key_position;
-    walk.full.begin =
+    const i32 begin =
         geometry::first_position_above(walk.rule, walk.rule.end, last) - walk.position;
-    walk.full.end =
+    const i32 end =
         geometry::first_position_above(walk.rule, walk.rule.begin, first) - walk.position;
+    walk.full = {geometry::ceil_div(geometry::max_of(begin, 0), C.tile_q),
+                 geometry::max_of(geometry::min_of(end, walk.len), 0) / C.tile_q};
   }
   return walk;
 }
+
+inline constexpr u32 kWalkBytes = 128;
+
+/// What the query tiles of one head and segment share.
+struct QueryRun {
+  const u16* q;  // row 0, as the others
+  const u16* dout;
+  const float* row_values;
+  float* dq_sum;
+  i64 q_row_stride;
+  i64 dout_row_stride;
+  geometry::Interval full;  // tiles, as in QueryWalk
+  i32 len;
+  i32 segment;
+  u32 sample_head;
+  i32 half;
+};
+
+// Offsets of its members, which NVRTC has no offsetof for.
+inline constexpr u32 kRunRowValues = 16;
+inline constexpr u32 kRunStrides = 32;
+inline constexpr u32 kRunFull = 48;
+inline constexpr u32 kRunLen = 56;
+inline constexpr u32 kRunSegment = 60;
+inline constexpr u32 kRunSampleHead = 64;
+inline constexpr u32 kRunHalf = 68;
+inline constexpr u32 kRunBytes = 80;
+static_assert(sizeof(QueryRun) == 72 && sizeof(void*) == 8 && sizeof(geometry::Interval) == 8);
+
+/// The walk of a CTA: query heads of its KV head, in each the views (of noisy keys: their own),
+/// then clean queries.
+struct KeyTileWalk {
+  i32 first_segment;
+  i32 segments;  // of a head
+  i32 first_key;
+  i32 clean_keys;  // 1 or 0
+};
 
 /// A CTA's tile of keys.
 struct KeyTile {
@@ -282,9 +351,6 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
 
   // ---- which tile of keys
   const i32 views = p.layout.mask.num_views;
-  Half key_half;
-  i32 key_view;
-  Interval keys;
   {
     const TileItem item = tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index<0>()));
     const int kh = item.segment == 0 ? 1 : 0;
@@ -310,86 +376,97 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       write_zero_rows<C.threads()>(p.dv[kh], batch, item.head_kv, row, count, p.head_dim_v);
     }
     if (tile.keys.empty()) return;
-    key_half = tile.half;
-    key_view = tile.view;
-    keys = tile.keys;
 
     request_tile<C.tile_kv, C.head_dim, C.threads()>(
         shared + kPlan.k, head_rows(p.k[kh], batch, tile.first_row, item.head_kv),
-        p.k[kh].row_stride, keys.begin, keys.end, p.head_dim);
+        p.k[kh].row_stride, tile.keys.begin, tile.keys.end, p.head_dim);
     request_tile<C.tile_kv, C.head_dim_v, C.threads()>(
         shared + kPlan.v, head_rows(p.v[kh], batch, tile.first_row, item.head_kv),
-        p.v[kh].row_stride, keys.begin, keys.end, p.head_dim_v);
+        p.v[kh].row_stride, tile.keys.begin, tile.keys.end, p.head_dim_v);
     ptx::cp_async_commit_group();
     // The walks over noisy and over clean queries.
-    static_assert(sizeof(QueryWalk) <= 128);
+    static_assert(sizeof(QueryWalk) <= kWalkBytes);
     if (thread < 2) {
       const Half half = thread == 0 ? Half::kNoisy : Half::kClean;
       QueryWalk walk{};
-      if (half == Half::kNoisy || key_half == Half::kClean) {
-        walk = query_walk<C>(tile.sample.mask, half, key_half, keys);
+      if (half == Half::kNoisy || kh == 1) {
+        walk = query_walk<C>(tile.sample.mask, half, tile.half, tile.keys);
       }
-      ptx::st_shared_object(shared + kPlan.walks + thread * 128, walk);
+      ptx::st_shared_object(shared + kPlan.walks + thread * kWalkBytes, walk);
+    }
+    if (thread == 0) {
+      ptx::st_shared_object(shared + kPlan.walk, KeyTileWalk{kh == 1 ? 0 : tile.view,
+                                                             kh == 1 ? views + 1 : 1,
+                                                             tile.keys.begin, kh});
     }
     ptx::bar_sync(0, C.threads());
   }
 
-  // ---- the walk: query heads, in each the views (of noisy keys: their own), then clean queries
-  const i32 group = p.group();
-  const i32 first_segment = key_half == Half::kNoisy ? key_view : 0;
-  const i32 last_segment = key_half == Half::kNoisy ? key_view : views;  // views: clean queries
-
-  // The tile that is requested next. Where the rows of its head and segment begin lies in one of
-  // the warp's two slots of shared memory (registers are short): q, dout, lse, delta, dq, length.
-  const u32 runs = shared + kPlan.runs + warp * 96;
-  i32 next_head = 0;  // of the group
-  i32 next_segment = first_segment - 1;
+  // The tile that is requested next. What all tiles of its head and segment share lies in one of
+  // the warp's two slots of shared memory (registers are short).
+  const u32 slots = shared + kPlan.runs + warp * (2 * kRunBytes);
+  i32 next_run = -1;  // head of the group and segment, as one number
   i32 next_tile = 0;
   i32 next_end = 0;
-  int next_slot = 0;
-  // Goes on to a tile at or after next_tile, in this segment or a later one; false at the end. A
-  // later one takes the slot that `slot`, of the tile at hand, leaves free.
-  const auto find = [&](int slot) {
+  u32 next_slot = slots;
+  // Goes on to a tile at or after next_tile, in this run or a later one; false at the end. A later
+  // one takes the slot that the tile at hand leaves free.
+  const auto find = [&] {
+    if (next_tile < next_end) return true;
+    KeyTileWalk walk;
+    ptx::ld_shared_object(shared + kPlan.walk, walk);
     while (next_tile >= next_end) {
-      if (++next_segment > last_segment) {
-        next_segment = first_segment;
-        if (++next_head == group) return false;
-      }
-      const int h = next_segment < views ? 0 : 1;
-      const u32 walk = shared + kPlan.walks + h * 128;
-      ptx::ld_shared_v2(walk, next_tile, next_end);
-      next_slot = slot ^ 1;
-      if (lane == 0) {
-        const KeyTile tile = locate_key_tile<C>(
-            p, tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index_again<0>())));
-        const i64 batch = tile.sample.batch_index;
-        const i64 row = h == 0 ? tile.sample.noisy.first + next_segment * tile.sample.view_stride
-                               : tile.sample.clean_q.first;
-        const i32 head = tile.head_kv * group + next_head;
-        const u32 at = runs + next_slot * 48;
-        ptx::st_shared_pointers(at, head_rows(p.q[h], batch, row, head),
-                                head_rows(p.dout[h], batch, row, head));
-        ptx::st_shared_pointers(at + 16, p.lse_log2[h].at(batch, head, row),
-                                p.delta[h].at(batch, head, row));
-        ptx::st_shared_pointers(at + 32, p.dq_sum[h].at(batch, head, row), nullptr);
-        ptx::st_shared_u32(at + 40, static_cast<u32>(tile.sample_index * p.heads_q + head));
-      }
-      ptx::syncwarp();
+      if (++next_run == p.group() * walk.segments) return false;
+      const i32 segment = walk.first_segment + next_run % walk.segments;
+      const u32 queries_at = shared + kPlan.walks + (segment < views ? 0 : kWalkBytes);
+      ptx::ld_shared_v2(queries_at, next_tile, next_end);
     }
+    next_slot = next_slot == slots ? slots + kRunBytes : slots;
+    if (lane == 0) {
+      const i32 segment = walk.first_segment + next_run % walk.segments;
+      const int h = segment < views ? 0 : 1;
+      QueryWalk queries;
+      ptx::ld_shared_object(shared + kPlan.walks + h * kWalkBytes, queries);
+      const KeyTile tile = locate_key_tile<C>(
+          p, tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index_again<0>())));
+      const i64 batch = tile.sample.batch_index;
+      const i64 row = h == 0 ? tile.sample.noisy.first + segment * tile.sample.view_stride
+                             : tile.sample.clean_q.first;
+      const i64 padded = padded_row(p.layout, tile.sample_index, segment, row);
+      const i32 head = tile.head_kv * p.group() + next_run / walk.segments;
+      QueryRun run;
+      run.q = head_rows(p.q[h], batch, row, head);
+      run.dout = head_rows(p.dout[h], batch, row, head);
+      run.row_values = p.row_values[h].at(batch, head) + padded * 2;
+      run.dq_sum = p.dq_sum[h].at(batch, head) + padded * C.head_dim;
+      run.q_row_stride = p.q[h].row_stride;
+      run.dout_row_stride = p.dout[h].row_stride;
+      run.full = queries.full;
+      run.len = queries.len;
+      run.segment = segment;
+      run.sample_head = static_cast<u32>(tile.sample_index * p.heads_q + head);
+      run.half = h;
+      ptx::st_shared_object(next_slot, run);
+    }
+    ptx::syncwarp();
     return true;
   };
   const auto request_queries = [&](int stage) {
-    const int h = next_segment < views ? 0 : 1;
-    const i32 len = static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.walks + h * 128 + 16));
-    request_tile<C.tile_q, C.head_dim, C.threads()>(
-        shared + kPlan.q + stage * kQStageBytes, ptx::ld_shared_pointer<u16>(runs + next_slot * 48),
-        p.q[h].row_stride, next_tile * C.tile_q, len, p.head_dim);
+    const i32 len = static_cast<i32>(ptx::ld_shared_u32(next_slot + kRunLen));
+    const u16* q;
+    const u16* dout;
+    ptx::ld_shared_pointers(next_slot, q, dout);
+    i64 q_row_stride;
+    i64 dout_row_stride;
+    ptx::ld_shared_v2(next_slot + kRunStrides, q_row_stride, dout_row_stride);
+    request_tile<C.tile_q, C.head_dim, C.threads()>(shared + kPlan.q + stage * kQStageBytes, q,
+                                                    q_row_stride, next_tile * C.tile_q, len,
+                                                    p.head_dim);
     request_tile<C.tile_q, C.head_dim_v, C.threads()>(
-        shared + kPlan.dout + stage * kDoutStageBytes,
-        ptx::ld_shared_pointer<u16>(runs + next_slot * 48 + 8), p.dout[h].row_stride,
+        shared + kPlan.dout + stage * kDoutStageBytes, dout, dout_row_stride,
         next_tile * C.tile_q, len, p.head_dim_v);
   };
-  bool more = find(1);
+  bool more = find();
   if (more) request_queries(0);
   ptx::cp_async_commit_group();
 
@@ -403,95 +480,127 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   const int dq_row = warp % C.warps_dq * (kDqAtoms * 16);  // and of dQ
   const int dq_dim = warp / C.warps_dq * (kDqPieces * 16);
 
+  // This lane's addresses in shared memory.
+  const u32 s_a = shared + kPlan.q + score_row * kDimBytes + rows_first(lane, kDimBytes);
+  const u32 s_b = shared + kPlan.k + score_key * kDimBytes + columns_first(lane, kDimBytes);
+  const u32 dp_a = shared + kPlan.dout + score_row * kDimVBytes + rows_first(lane, kDimVBytes);
+  const u32 dp_b = shared + kPlan.v + score_key * kDimVBytes + columns_first(lane, kDimVBytes);
+  const u32 dkv_a = shared + kPlan.p + grad_key * 2 + columns_first(lane, kScoreBytes);
+  const u32 dv_b = shared + kPlan.dout + grad_dim_v * 2 + rows_first(lane, kDimVBytes);
+  const u32 dk_b = shared + kPlan.q + grad_dim * 2 + rows_first(lane, kDimBytes);
+  const u32 dq_a = shared + kPlan.ds + dq_row * kScoreBytes + rows_first(lane, kScoreBytes);
+  const u32 dq_b = shared + kPlan.k + dq_dim * 2 + rows_first(lane, kDimBytes);
+  const u32 scores_at =
+      shared + kPlan.p + (score_row + lane / 4) * kScoreBytes + score_key * 2 + lane % 4 * 4;
+  constexpr u32 kFromPToDs = kPlan.ds - kPlan.p;
+
   int stage = 0;
   while (more) {
     const i32 query_tile = next_tile;
-    const i32 query_segment = next_segment;
-    const int h = query_segment < views ? 0 : 1;
-    const int slot = next_slot;
-    const u32 run = runs + slot * 48;
-    const u32 walk_at = shared + kPlan.walks + h * 128;
-    const i32 len = static_cast<i32>(ptx::ld_shared_u32(walk_at + 16));
-    Interval full_rows;
-    ptx::ld_shared_v2(walk_at + 8, full_rows.begin, full_rows.end);
-    const Interval rows = geometry::tile_interval(query_tile, C.tile_q, len);
-    const bool full = rows.size() == C.tile_q && full_rows.contains(rows);
+    const u32 run = next_slot;
+    Interval full_tiles;
+    ptx::ld_shared_v2(run + kRunFull, full_tiles.begin, full_tiles.end);
+    const float* row_values;
+    float* dq_sum;
+    ptx::ld_shared_pointers(run + kRunRowValues, row_values, dq_sum);
+    const bool full = full_tiles.contains(query_tile);
+    const i32 first_row = query_tile * C.tile_q;
     if (!full && thread < C.tile_q) {
+      const u32 walk_at = shared + kPlan.walks + ptx::ld_shared_u32(run + kRunHalf) * kWalkBytes;
+      const i32 first_key = static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.walk + 8));
+      QueryWalk walk;
+      ptx::ld_shared_object(walk_at, walk);
       Interval seen{0, 0};
-      if (rows.begin + thread < rows.end) {
-        QueryWalk walk;
-        ptx::ld_shared_object(walk_at, walk);
-        seen = geometry::row_interval(walk.rule, walk.position + rows.begin + thread);
+      if (first_row + thread < walk.len) {
+        seen = geometry::row_interval(walk.rule, walk.position + first_row + thread);
       }
-      ptx::st_shared_v2(shared + kPlan.row_bounds + thread * 8, seen.begin - keys.begin,
-                        seen.end - keys.begin);
+      ptx::st_shared_v2(shared + kPlan.row_bounds + thread * 8, seen.begin - first_key,
+                        seen.end - first_key);
     }
     // Per-row values of this lane's rows of S, on their way while the products run.
-    const float* lse_rows = ptx::ld_shared_pointer<const float>(run + 16);
-    const float* delta_rows = ptx::ld_shared_pointer<const float>(run + 24);
     float lse[kScoreAtoms][2];
     float delta[kScoreAtoms][2];
+    {
+      const i32 row = first_row + score_row + lane / 4;
+      const float* from = row_values + row * i64{2};
+      const i32 left =
+          full ? C.tile_q
+               : static_cast<i32>(ptx::ld_shared_u32(run + kRunLen)) - row;
 #pragma unroll
-    for (int m = 0; m < kScoreAtoms; ++m) {
+      for (int m = 0; m < kScoreAtoms; ++m) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const i32 row = rows.begin + score_row + m * 16 + r * 8 + lane / 4;
-        const bool inside = row < rows.end;
-        lse[m][r] = inside ? lse_rows[row * p.lse_log2[h].row_stride] : 0.0f;
-        delta[m][r] = inside ? delta_rows[row * p.delta[h].row_stride] : 0.0f;
+        for (int r = 0; r < 2; ++r) {
+          lse[m][r] = delta[m][r] = 0.0f;
+          if (m * 16 + r * 8 < left) {
+            ptx::ld_global_v2(from + (m * 16 + r * 8) * 2, lse[m][r], delta[m][r]);
+          }
+        }
       }
     }
     ptx::cp_async_wait_group<0>();
     ptx::bar_sync(0, C.threads());  // A
-    const u32 q_tile = shared + kPlan.q + stage * kQStageBytes;
-    const u32 dout_tile = shared + kPlan.dout + stage * kDoutStageBytes;
+    const u32 q_at = stage * kQStageBytes;
+    const u32 dout_at = stage * kDoutStageBytes;
     if constexpr (C.stages == 2) {
       ++next_tile;
-      more = find(slot);
+      more = find();
       stage ^= 1;
       if (more) request_queries(stage);
       ptx::cp_async_commit_group();
     }
 
-    bool sees = true;
-    if (!full) {
+    // P and dS of this warp's part, straight from products to shared memory.
+    const auto scores = [&](auto masked) {
+      constexpr bool kMasked = decltype(masked)::value;
+      const ScoreParams score{p.scale_log2, p.softcap_scale, p.dropout.keep_scale};
+      u32 dropped[kScoreAtoms] = {};
+      if constexpr (C.dropout) {
+        static_assert(kScorePieces <= 4);
+        KeyTileWalk walk;
+        ptx::ld_shared_object(shared + kPlan.walk, walk);
+        DropoutTile dropout = dropout_tile(
+            p.dropout, static_cast<int>(ptx::ld_shared_u32(run + kRunSampleHead)),
+            static_cast<int>(ptx::ld_shared_u32(run + kRunSegment)), first_row + score_row);
+        dropout.clean_keys = walk.clean_keys;
+#pragma unroll
+        for (int m = 0; m < kScoreAtoms; ++m) {
+          for_each_dropped<kScorePieces * 2>(
+              dropout, m * 16, walk.first_key + score_key,
+              [&](int i, int j) { dropped[m] |= 1u << (i * 4 + j); });
+        }
+      }
+      const u32 bounds = shared + kPlan.row_bounds + (score_row + lane / 4) * 8;
+      const int key = score_key + lane % 4 * 2;
+      float s[kScoreAtoms][kScorePieces * 2][4] = {};
+      multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim / 16>(
+          s, s_a + q_at, kDimBytes, s_b, kDimBytes);
+      u32 factor[kScoreAtoms][kScorePieces * 2][2];
+#pragma unroll
+      for (int m = 0; m < kScoreAtoms; ++m) {
+        probabilities<C, kMasked>(score, s[m], lse[m], bounds + m * 16 * 8, key, dropped[m],
+                                  scores_at + m * 16 * kScoreBytes, factor[m]);
+      }
+      float dp[kScoreAtoms][kScorePieces * 2][4] = {};
+      multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim_v / 16>(
+          dp, dp_a + dout_at, kDimVBytes, dp_b, kDimVBytes);
+#pragma unroll
+      for (int m = 0; m < kScoreAtoms; ++m) {
+        score_gradients<C, kMasked>(score, dp[m], factor[m], delta[m], bounds + m * 16 * 8, key,
+                                    dropped[m], scores_at + kFromPToDs + m * 16 * kScoreBytes);
+      }
+    };
+    if (full) {
+      scores(Constant<false>{});
+    } else {
       bool meets = false;
       for (int row = lane; row < C.score_rows(); row += 32) {
         Interval seen;
         ptx::ld_shared_v2(shared + kPlan.row_bounds + (score_row + row) * 8, seen.begin, seen.end);
         meets = meets || seen.meets({score_key, score_key + C.score_keys()});
       }
-      sees = ptx::ballot(meets) != 0;
+      const bool sees = ptx::ballot(meets) != 0;
       if (lane == 0) ptx::st_shared_u32(shared + kPlan.visible + warp * 4, sees ? 1 : 0);
-    }
-    if (sees) {
-      float s[kScoreAtoms][kScorePieces * 2][4] = {};
-      float dp[kScoreAtoms][kScorePieces * 2][4] = {};
-      multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim / 16>(
-          s, q_tile + score_row * kDimBytes, kDimBytes, shared + kPlan.k + score_key * kDimBytes,
-          kDimBytes);
-      multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim_v / 16>(
-          dp, dout_tile + score_row * kDimVBytes, kDimVBytes,
-          shared + kPlan.v + score_key * kDimVBytes, kDimVBytes);
-      const ScoreParams score{p.scale_log2, p.softcap_scale, p.dropout.keep_scale};
-      DropoutTile dropout{};
-      if constexpr (C.dropout) {
-        dropout = dropout_tile(p.dropout, static_cast<int>(ptx::ld_shared_u32(run + 40)),
-                               query_segment, rows.begin + score_row);
-        dropout.clean_keys = key_half == Half::kClean ? 1 : 0;
-      }
-      const auto finish = [&](auto masked) {
-#pragma unroll
-        for (int m = 0; m < kScoreAtoms; ++m) {
-          const u32 at =
-              (score_row + m * 16 + lane / 4) * kScoreBytes + score_key * 2 + lane % 4 * 4;
-          finish_scores<C, decltype(masked)::value>(
-              score, s[m], dp[m], lse[m], delta[m],
-              shared + kPlan.row_bounds + (score_row + m * 16 + lane / 4) * 8, score_key, dropout,
-              m * 16, keys.begin + score_key, shared + kPlan.p + at, shared + kPlan.ds + at);
-        }
-      };
-      full ? finish(Constant<false>{}) : finish(Constant<true>{});
+      if (sees) scores(Constant<true>{});
     }
     ptx::bar_sync(0, C.threads());  // B
 
@@ -508,11 +617,11 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     const auto add_dkv = [&](int row, auto rows_at_once) {
       constexpr int kSteps = decltype(rows_at_once)::value / 16;
       multiply_columns<C.element, kKeyAtoms, kDimVPieces, kSteps, true>(
-          dv, shared + kPlan.p + row * kScoreBytes + grad_key * 2, kScoreBytes,
-          dout_tile + row * kDimVBytes + grad_dim_v * 2, kDimVBytes);
+          dv, dkv_a + row * kScoreBytes, kScoreBytes, dv_b + dout_at + row * kDimVBytes,
+          kDimVBytes);
       multiply_columns<C.element, kKeyAtoms, kDimPieces, kSteps, true>(
-          dk, shared + kPlan.ds + row * kScoreBytes + grad_key * 2, kScoreBytes,
-          q_tile + row * kDimBytes + grad_dim * 2, kDimBytes);
+          dk, dkv_a + kFromPToDs + row * kScoreBytes, kScoreBytes, dk_b + q_at + row * kDimBytes,
+          kDimBytes);
     };
     if (full) {
       add_dkv(0, Constant<C.tile_q>{});
@@ -525,7 +634,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     if constexpr (C.stages == 1) {
       ptx::bar_sync(0, C.threads());  // C
       ++next_tile;
-      more = find(slot);
+      more = find();
       if (more) request_queries(0);
       ptx::cp_async_commit_group();
     }
@@ -533,8 +642,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     float dq[kDqAtoms][kDqPieces * 2][4] = {};
     const auto add_dq = [&](int key, auto keys_at_once) {
       multiply_columns<C.element, kDqAtoms, kDqPieces, decltype(keys_at_once)::value / 16, false>(
-          dq, shared + kPlan.ds + dq_row * kScoreBytes + key * 2, kScoreBytes,
-          shared + kPlan.k + key * kDimBytes + dq_dim * 2, kDimBytes);
+          dq, dq_a + key * 2, kScoreBytes, dq_b + key * kDimBytes, kDimBytes);
     };
     bool any = full;
     if (full) {
@@ -548,21 +656,17 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       }
     }
     if (any) {
-      const i64 dq_stride = p.dq_sum[h].row_stride;
-      const int row = dq_row + lane / 4;
-      float* to = ptx::ld_shared_pointer<float>(run + 32) + (rows.begin + row) * dq_stride +
-                  dq_dim + lane % 4 * 2;
+      const i32 row = first_row + dq_row;
+      float* const to = dq_sum + sum_index(row, dq_dim, C.head_dim) + lane * 4;
+      const i32 left =
+          full ? C.tile_q
+               : static_cast<i32>(ptx::ld_shared_u32(run + kRunLen)) - row;
 #pragma unroll
       for (int m = 0; m < kDqAtoms; ++m) {
+        if (m * 16 >= left) break;  // padding is 16 rows at most
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          if (rows.begin + row + m * 16 + r * 8 < rows.end) {
-#pragma unroll
-            for (int i = 0; i < kDqPieces * 2; ++i) {
-              ptx::red_add_x2_f32(to + i * 8, dq[m][i][2 * r], dq[m][i][2 * r + 1]);
-            }
-          }
-          to += 8 * dq_stride;
+        for (int i = 0; i < kDqPieces * 2; ++i) {
+          ptx::red_add_x4_f32(to + (m * (C.head_dim / 8) + i) * (kSumRows * 8), dq[m][i]);
         }
       }
     }

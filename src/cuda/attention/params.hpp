@@ -1,6 +1,7 @@
 // What the attention kernels get by value, for host and device code. Includes nothing but geometry.
 #pragma once
 
+#include "cuda/attention/query_sums.hpp"
 #include "geometry/layout.hpp"
 
 namespace stepwell::cuda {
@@ -100,9 +101,8 @@ struct BackwardParams {
   HalfRows dq[2], dk[2], dv[2];
   FloatRows lse[2], dlse[2];
   // Workspace. Per query row: log-sum-exp in units of log 2, and sum of dout * out less dlse.
-  FloatRows lse_log2[2], delta[2];
-  FloatRows
-      dq_sum[2];  // float32 [batch, row, head, dq_width]: row_stride and head_stride in elements
+  QuerySums row_values[2];  // [batch, head, padded row, 2]
+  QuerySums dq_sum[2];      // [batch, head, padded row, dq_width] in the order of sum_index
   i32 dq_width = 0;
   i32 heads_q = 0;
   i32 heads_kv = 0;

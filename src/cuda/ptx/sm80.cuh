@@ -149,6 +149,31 @@ __device__ __forceinline__ T* ld_shared_pointer(u32 address, Loc loc = Loc::curr
   return v;
 }
 
+template <class A, class B>
+__device__ __forceinline__ void ld_shared_pointers(u32 address, A*& a, B*& b,
+                                                   Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  const void* v[2];
+  model::shared_load(address, v, 16, loc);
+  a = static_cast<A*>(const_cast<void*>(v[0]));
+  b = static_cast<B*>(const_cast<void*>(v[1]));
+#else
+  asm volatile("ld.shared.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "r"(address) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void ld_shared_v2(u32 address, long long& x, long long& y,
+                                             Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  long long v[2];
+  model::shared_load(address, v, 16, loc);
+  x = v[0];
+  y = v[1];
+#else
+  asm volatile("ld.shared.v2.s64 {%0, %1}, [%2];" : "=l"(x), "=l"(y) : "r"(address) : "memory");
+#endif
+}
+
 template <u32 kCount>
 struct Words {
   u32 word[kCount];
@@ -180,6 +205,28 @@ __device__ __forceinline__ void st_global_v4(void* to, U32x4 v, Loc loc = Loc::c
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
                "r"(v.w)
                : "memory");
+#endif
+}
+
+__device__ __forceinline__ void st_global_v2(float* to, float x, float y,
+                                             Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  const float v[2] = {x, y};
+  model::global_store(to, v, 8, loc);
+#else
+  asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void ld_global_v2(const float* from, float& x, float& y,
+                                             Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  float v[2];
+  model::global_load(from, v, 8, loc);
+  x = v[0];
+  y = v[1];
+#else
+  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "l"(from) : "memory");
 #endif
 }
 
@@ -409,17 +456,18 @@ __device__ __forceinline__ void red_add_f32(float* p, float v, Loc loc = Loc::cu
 #endif
 }
 
-// Two neighbouring floats: one instruction from sm_90 on.
-__device__ __forceinline__ void red_add_x2_f32(float* p, float x, float y,
+// Four neighbouring floats at a multiple of 16 bytes: one instruction from sm_90 on.
+__device__ __forceinline__ void red_add_x4_f32(float* p, const float (&v)[4],
                                                Loc loc = Loc::current()) {
 #if defined(STEPWELL_HOST_MODEL)
-  model::global_add_f32(p, x, loc);
-  model::global_add_f32(p + 1, y, loc);
+  for (int i = 0; i < 4; ++i) model::global_add_f32(p + i, v[i], loc);
 #elif __CUDA_ARCH__ >= 900
-  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(x), "f"(y) : "memory");
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v[0]), "f"(v[1]),
+               "f"(v[2]), "f"(v[3])
+               : "memory");
 #else
-  red_add_f32(p, x);
-  red_add_f32(p + 1, y);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) red_add_f32(p + i, v[i]);
 #endif
 }
 
