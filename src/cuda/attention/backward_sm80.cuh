@@ -267,6 +267,7 @@ struct QueryRun {
 
 // Offsets of its members, which NVRTC has no offsetof for.
 inline constexpr u32 kRunRowValues = 16;
+inline constexpr u32 kRunDqSum = 24;
 inline constexpr u32 kRunStrides = 32;
 inline constexpr u32 kRunFull = 48;
 inline constexpr u32 kRunLen = 56;
@@ -344,6 +345,8 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   constexpr int kDimVPieces = C.head_dim_v / (C.warps / C.warps_key) / 16;
   constexpr int kDqAtoms = C.tile_q / C.warps_dq / 16;
   constexpr int kDqPieces = C.head_dim / (C.warps / C.warps_dq) / 16;
+  constexpr u32 kScoreBufferBytes = C.score_buffers == 2 ? C.tile_q * kScoreBytes : 0;
+  constexpr bool kSplitArrival = C.score_buffers == 2;
   const u32 shared = ptx::shared_base();
   const int thread = static_cast<int>(ptx::thread_index());
   const int warp = thread / 32;
@@ -395,6 +398,9 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       ptx::st_shared_object(shared + kPlan.walks + thread * kWalkBytes, walk);
     }
     if (thread == 0) {
+      if constexpr (kSplitArrival) {
+        for (int i = 0; i < C.stages; ++i) ptx::mbarrier_init(shared + kPlan.arrived + i * 8, C.warps);
+      }
       ptx::st_shared_object(shared + kPlan.walk, KeyTileWalk{kh == 1 ? 0 : tile.view,
                                                              kh == 1 ? views + 1 : 1,
                                                              tile.keys.begin, kh});
@@ -451,24 +457,57 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     ptx::syncwarp();
     return true;
   };
-  const auto request_queries = [&](int stage) {
+  bool next_full = false;  // whether each row of the next tile sees every key
+  const auto request = [&](int stage) {
+    Interval full_tiles;
+    ptx::ld_shared_v2(next_slot + kRunFull, full_tiles.begin, full_tiles.end);
+    next_full = full_tiles.contains(next_tile);
+    const i32 first_row = next_tile * C.tile_q;
     const i32 len = static_cast<i32>(ptx::ld_shared_u32(next_slot + kRunLen));
+    if (!next_full && thread < C.tile_q) {
+      const u32 walk_at =
+          shared + kPlan.walks + ptx::ld_shared_u32(next_slot + kRunHalf) * kWalkBytes;
+      const i32 first_key = static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.walk + 8));
+      QueryWalk walk;
+      ptx::ld_shared_object(walk_at, walk);
+      Interval seen{0, 0};
+      if (first_row + thread < len) {
+        seen = geometry::row_interval(walk.rule, walk.position + first_row + thread);
+      }
+      ptx::st_shared_v2(shared + kPlan.row_bounds + thread * 8, seen.begin - first_key,
+                        seen.end - first_key);
+    }
+    if (thread < C.tile_q / 2) {  // two rows a thread
+      const float* row_values = ptx::ld_shared_pointer<const float>(next_slot + kRunRowValues);
+      const i32 left = len - first_row - thread * 2;
+      ptx::cp_async_16(shared + kPlan.row_values + (stage * C.tile_q + thread * 2) * 8,
+                       left > 0 ? row_values + (first_row + thread * 2) * i64{2} : row_values,
+                       left > 1 ? 16 : left > 0 ? 8 : 0);
+    }
     const u16* q;
     const u16* dout;
     ptx::ld_shared_pointers(next_slot, q, dout);
     i64 q_row_stride;
     i64 dout_row_stride;
     ptx::ld_shared_v2(next_slot + kRunStrides, q_row_stride, dout_row_stride);
-    request_tile<C.tile_q, C.head_dim, C.threads()>(shared + kPlan.q + stage * kQStageBytes, q,
-                                                    q_row_stride, next_tile * C.tile_q, len,
-                                                    p.head_dim);
+    request_tile<C.tile_q, C.head_dim, C.threads()>(
+        shared + kPlan.q + stage * kQStageBytes, q, q_row_stride, first_row, len, p.head_dim);
     request_tile<C.tile_q, C.head_dim_v, C.threads()>(
-        shared + kPlan.dout + stage * kDoutStageBytes, dout, dout_row_stride,
-        next_tile * C.tile_q, len, p.head_dim_v);
+        shared + kPlan.dout + stage * kDoutStageBytes, dout, dout_row_stride, first_row, len,
+        p.head_dim_v);
+    ptx::cp_async_commit_group();
+  };
+  // This warp's part of a requested stage is here.
+  const auto arrive = [&](int stage) {
+    ptx::cp_async_wait_group<0>();
+    ptx::syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(shared + kPlan.arrived + stage * 8);
   };
   bool more = find();
-  if (more) request_queries(0);
-  ptx::cp_async_commit_group();
+  if (more) {
+    request(0);
+    if constexpr (kSplitArrival) arrive(0);
+  }
 
   float dk[kKeyAtoms][kDimPieces * 2][4] = {};
   float dv[kKeyAtoms][kDimVPieces * 2][4] = {};
@@ -490,64 +529,26 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   const u32 dk_b = shared + kPlan.q + grad_dim * 2 + rows_first(lane, kDimBytes);
   const u32 dq_a = shared + kPlan.ds + dq_row * kScoreBytes + rows_first(lane, kScoreBytes);
   const u32 dq_b = shared + kPlan.k + dq_dim * 2 + rows_first(lane, kDimBytes);
+  const u32 values_at = shared + kPlan.row_values + (score_row + lane / 4) * 8;
   const u32 scores_at =
       shared + kPlan.p + (score_row + lane / 4) * kScoreBytes + score_key * 2 + lane % 4 * 4;
   constexpr u32 kFromPToDs = kPlan.ds - kPlan.p;
 
-  int stage = 0;
-  while (more) {
-    const i32 query_tile = next_tile;
+  for (int turn = 0; more; ++turn) {
+    const i32 first_row = next_tile * C.tile_q;
     const u32 run = next_slot;
-    Interval full_tiles;
-    ptx::ld_shared_v2(run + kRunFull, full_tiles.begin, full_tiles.end);
-    const float* row_values;
-    float* dq_sum;
-    ptx::ld_shared_pointers(run + kRunRowValues, row_values, dq_sum);
-    const bool full = full_tiles.contains(query_tile);
-    const i32 first_row = query_tile * C.tile_q;
-    if (!full && thread < C.tile_q) {
-      const u32 walk_at = shared + kPlan.walks + ptx::ld_shared_u32(run + kRunHalf) * kWalkBytes;
-      const i32 first_key = static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.walk + 8));
-      QueryWalk walk;
-      ptx::ld_shared_object(walk_at, walk);
-      Interval seen{0, 0};
-      if (first_row + thread < walk.len) {
-        seen = geometry::row_interval(walk.rule, walk.position + first_row + thread);
-      }
-      ptx::st_shared_v2(shared + kPlan.row_bounds + thread * 8, seen.begin - first_key,
-                        seen.end - first_key);
+    const bool full = next_full;
+    const int stage = C.stages == 2 ? turn % 2 : 0;
+    if constexpr (kSplitArrival) {
+      ptx::mbarrier_wait_parity(shared + kPlan.arrived + stage * 8, turn / C.stages % 2);
+    } else {
+      ptx::cp_async_wait_group<0>();
+      ptx::bar_sync(0, C.threads());  // A
     }
-    // Per-row values of this lane's rows of S, on their way while the products run.
-    float lse[kScoreAtoms][2];
-    float delta[kScoreAtoms][2];
-    {
-      const i32 row = first_row + score_row + lane / 4;
-      const float* from = row_values + row * i64{2};
-      const i32 left =
-          full ? C.tile_q
-               : static_cast<i32>(ptx::ld_shared_u32(run + kRunLen)) - row;
-#pragma unroll
-      for (int m = 0; m < kScoreAtoms; ++m) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          lse[m][r] = delta[m][r] = 0.0f;
-          if (m * 16 + r * 8 < left) {
-            ptx::ld_global_v2(from + (m * 16 + r * 8) * 2, lse[m][r], delta[m][r]);
-          }
-        }
-      }
-    }
-    ptx::cp_async_wait_group<0>();
-    ptx::bar_sync(0, C.threads());  // A
     const u32 q_at = stage * kQStageBytes;
     const u32 dout_at = stage * kDoutStageBytes;
-    if constexpr (C.stages == 2) {
-      ++next_tile;
-      more = find();
-      stage ^= 1;
-      if (more) request_queries(stage);
-      ptx::cp_async_commit_group();
-    }
+    const u32 scores_to = turn % 2 * kScoreBufferBytes;
+    const u32 visible_at = shared + kPlan.visible + turn % 2 * (C.warps * 4);
 
     // P and dS of this warp's part, straight from products to shared memory.
     const auto scores = [&](auto masked) {
@@ -574,11 +575,21 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       float s[kScoreAtoms][kScorePieces * 2][4] = {};
       multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim / 16>(
           s, s_a + q_at, kDimBytes, s_b, kDimBytes);
+      float lse[kScoreAtoms][2];
+      float delta[kScoreAtoms][2];
+#pragma unroll
+      for (int m = 0; m < kScoreAtoms; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          ptx::ld_shared_v2(values_at + (stage * C.tile_q + m * 16 + r * 8) * 8, lse[m][r],
+                            delta[m][r]);
+        }
+      }
       u32 factor[kScoreAtoms][kScorePieces * 2][2];
 #pragma unroll
       for (int m = 0; m < kScoreAtoms; ++m) {
         probabilities<C, kMasked>(score, s[m], lse[m], bounds + m * 16 * 8, key, dropped[m],
-                                  scores_at + m * 16 * kScoreBytes, factor[m]);
+                                  scores_at + scores_to + m * 16 * kScoreBytes, factor[m]);
       }
       float dp[kScoreAtoms][kScorePieces * 2][4] = {};
       multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim_v / 16>(
@@ -586,7 +597,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
 #pragma unroll
       for (int m = 0; m < kScoreAtoms; ++m) {
         score_gradients<C, kMasked>(score, dp[m], factor[m], delta[m], bounds + m * 16 * 8, key,
-                                    dropped[m], scores_at + kFromPToDs + m * 16 * kScoreBytes);
+                                    dropped[m], scores_at + scores_to + kFromPToDs + m * 16 * kScoreBytes);
       }
     };
     if (full) {
@@ -599,17 +610,22 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         meets = meets || seen.meets({score_key, score_key + C.score_keys()});
       }
       const bool sees = ptx::ballot(meets) != 0;
-      if (lane == 0) ptx::st_shared_u32(shared + kPlan.visible + warp * 4, sees ? 1 : 0);
+      if (lane == 0) ptx::st_shared_u32(visible_at + warp * 4, sees ? 1 : 0);
       if (sees) scores(Constant<true>{});
     }
     ptx::bar_sync(0, C.threads());  // B
+    if constexpr (C.stages == 2) {
+      ++next_tile;
+      more = find();
+      if (more) request(stage ^ 1);
+    }
 
     // One bit for each warp's part of S. Straight code where all are visible: branches between the
     // products would keep loads of one from starting during another.
     u32 visible = ~0u;
     if (!full) {
       visible = ptx::ballot(lane < C.warps &&
-                            ptx::ld_shared_u32(shared + kPlan.visible + lane % C.warps * 4) != 0);
+                            ptx::ld_shared_u32(visible_at + lane % C.warps * 4) != 0);
     }
     const auto piece_visible = [&](int row, int key) {
       return (visible >> (row / C.score_rows() * kWarpsKv + key / C.score_keys()) & 1) != 0;
@@ -617,10 +633,10 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     const auto add_dkv = [&](int row, auto rows_at_once) {
       constexpr int kSteps = decltype(rows_at_once)::value / 16;
       multiply_columns<C.element, kKeyAtoms, kDimVPieces, kSteps, true>(
-          dv, dkv_a + row * kScoreBytes, kScoreBytes, dv_b + dout_at + row * kDimVBytes,
+          dv, dkv_a + scores_to + row * kScoreBytes, kScoreBytes, dv_b + dout_at + row * kDimVBytes,
           kDimVBytes);
       multiply_columns<C.element, kKeyAtoms, kDimPieces, kSteps, true>(
-          dk, dkv_a + kFromPToDs + row * kScoreBytes, kScoreBytes, dk_b + q_at + row * kDimBytes,
+          dk, dkv_a + scores_to + kFromPToDs + row * kScoreBytes, kScoreBytes, dk_b + q_at + row * kDimBytes,
           kDimBytes);
     };
     if (full) {
@@ -635,14 +651,13 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       ptx::bar_sync(0, C.threads());  // C
       ++next_tile;
       more = find();
-      if (more) request_queries(0);
-      ptx::cp_async_commit_group();
+      if (more) request(0);
     }
 
     float dq[kDqAtoms][kDqPieces * 2][4] = {};
     const auto add_dq = [&](int key, auto keys_at_once) {
       multiply_columns<C.element, kDqAtoms, kDqPieces, decltype(keys_at_once)::value / 16, false>(
-          dq, dq_a + key * 2, kScoreBytes, dq_b + key * kDimBytes, kDimBytes);
+          dq, dq_a + scores_to + key * 2, kScoreBytes, dq_b + key * kDimBytes, kDimBytes);
     };
     bool any = full;
     if (full) {
@@ -655,9 +670,12 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         add_dq(key, Constant<C.score_keys()>{});
       }
     }
+    if constexpr (kSplitArrival) {
+      if (more) arrive(C.stages == 2 ? stage ^ 1 : 0);
+    }
     if (any) {
       const i32 row = first_row + dq_row;
-      float* const to = dq_sum + sum_index(row, dq_dim, C.head_dim) + lane * 4;
+      float* const to = ptx::ld_shared_pointer<float>(run + kRunDqSum) + sum_index(row, dq_dim, C.head_dim) + lane * 4;
       const i32 left =
           full ? C.tile_q
                : static_cast<i32>(ptx::ld_shared_u32(run + kRunLen)) - row;

@@ -118,6 +118,18 @@ __device__ __forceinline__ void ld_shared_v2(u32 address, int& x, int& y,
 #endif
 }
 
+__device__ __forceinline__ void ld_shared_v2(u32 address, float& x, float& y,
+                                             Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  float v[2];
+  model::shared_load(address, v, 8, loc);
+  x = v[0];
+  y = v[1];
+#else
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(address) : "memory");
+#endif
+}
+
 __device__ __forceinline__ void st_shared_v2(u32 address, int x, int y, Loc loc = Loc::current()) {
 #if defined(STEPWELL_HOST_MODEL)
   const int v[2] = {x, y};
@@ -433,6 +445,53 @@ __device__ __forceinline__ void bar_arrive(u32 id, u32 threads, Loc loc = Loc::c
   model::bar_arrive(id, threads, loc);
 #else
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+
+// ---- mbarrier ----------------------------------------------------------------------------------
+// "Parallel Synchronization and Communication Instructions: mbarrier"; 8 bytes in shared memory.
+
+__device__ __forceinline__ void mbarrier_init(u32 barrier, u32 arrivals, Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  model::mbarrier_init(barrier, arrivals, loc);
+#else
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void mbarrier_arrive(u32 barrier, Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  model::mbarrier_arrive(barrier, loc);
+#else
+  asm volatile("{\n .reg .b64 state;\n mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier)
+               : "memory");
+#endif
+}
+
+// Waits for the end of the barrier's phase of this parity.
+__device__ __forceinline__ void mbarrier_wait_parity(u32 barrier, u32 parity,
+                                                     Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  model::mbarrier_wait_parity(barrier, parity, loc);
+#else
+  u32 done;
+  do {
+#if __CUDA_ARCH__ >= 900  // suspends the thread for a while
+    asm volatile(
+        "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+#else
+    asm volatile(
+        "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+#endif
+  } while (done == 0);
 #endif
 }
 
