@@ -19,8 +19,8 @@ struct BackwardConfig {
   int warps_key;  // dK and dV [tile_kv x dim]: warps along the keys
   int warps_dq;   // dQ [tile_q x dim]: warps along the queries
   int stages;     // Q and dO tiles in shared memory: 1, or 2 where they fit
-  int score_buffers;  // tiles of P and dS in shared memory: 1, or 2 where they fit
   int ctas_per_sm;
+  bool stmatrix;  // sm_90 and later have it
   bool softcap;
   bool dropout;
 
@@ -46,12 +46,11 @@ struct BackwardPlan {
   int v;           // [tile_kv][head_dim_v], at the end dV
   int q;           // [tile_q][head_dim]
   int dout;        // [tile_q][head_dim_v]
-  int p;           // [score_buffers][tile_q][tile_kv]
-  int ds;          // the same
+  int p;           // [tile_q][tile_kv]
+  int ds;          // [tile_q][tile_kv]
   int row_values;  // [stages][tile_q] of log-sum-exp and delta
   int row_bounds;  // [tile_q] of (begin, end): keys that each row of a masked tile sees
-  int visible;     // [2][warps]: whether a warp's part of S has a visible pair, in turn
-  int arrived;     // [stages] mbarriers: Q, dO, row values and row bounds
+  int visible;     // [warps]: whether a warp's part of S has a visible pair
   int walks;       // QueryWalk of noisy and of clean queries
   int walk;        // KeyTileWalk
   int runs;        // [warps][2] of QueryRun: each warp's own, so that no barrier is needed
@@ -65,13 +64,12 @@ constexpr BackwardPlan backward_plan(BackwardConfig config) {
   plan.q = plan.v + config.tile_kv * padded_row_bytes(config.head_dim_v);
   plan.dout = plan.q + config.stages * config.tile_q * padded_row_bytes(config.head_dim);
   plan.p = plan.dout + config.stages * config.tile_q * padded_row_bytes(config.head_dim_v);
-  const int score_bytes = config.score_buffers * config.tile_q * padded_row_bytes(config.tile_kv);
+  const int score_bytes = config.tile_q * padded_row_bytes(config.tile_kv);
   plan.ds = plan.p + score_bytes;
   plan.row_values = plan.ds + score_bytes;
   plan.row_bounds = plan.row_values + config.stages * config.tile_q * 8;
   plan.visible = plan.row_bounds + config.tile_q * 8;
-  plan.arrived = plan.visible + 2 * config.warps * 4;
-  plan.walks = plan.arrived + 16;
+  plan.walks = plan.visible + (config.warps * 4 + 15) / 16 * 16;
   plan.walk = plan.walks + 2 * 128;
   plan.runs = plan.walk + 16;
   plan.bytes = plan.runs + config.warps * 2 * 80;

@@ -126,14 +126,22 @@ __device__ __forceinline__ void for_each_hidden(u32 bounds, int key, Hide&& hide
   }
 }
 
-/// Two rows of a warp's tile, as pairs of elements, to shared memory at `to`.
-template <int kRowBytes, int kTiles>
+/// 16 rows of a warp's tile, as pairs of elements, to shared memory at `to`: with the lane's
+/// rows_first if kMatrix, else its own row and column.
+template <bool kMatrix, int kRowBytes, int kTiles>
 __device__ __forceinline__ void store_scores(u32 to, const u32 (&pairs)[kTiles][2]) {
+  static_assert(kTiles % 2 == 0);
 #pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
+  for (int i = 0; i < kTiles; i += 2) {
+    if constexpr (kMatrix) {
+      ptx::stmatrix_x4(to + i * 16,
+                       {pairs[i][0], pairs[i][1], pairs[i + 1][0], pairs[i + 1][1]});
+    } else {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      ptx::st_shared_u32(to + r * 8 * kRowBytes + i * 16, pairs[i][r]);
+      for (int j = 0; j < 2; ++j) {
+        ptx::st_shared_u32(to + (i + j) * 16, pairs[i + j][0]);
+        ptx::st_shared_u32(to + 8 * kRowBytes + (i + j) * 16, pairs[i + j][1]);
+      }
     }
   }
 }
@@ -179,7 +187,7 @@ __device__ __forceinline__ void probabilities(const ScoreParams& p, float (&s)[k
       kept[i][r] = C.dropout || C.softcap ? ptx::cvt_x2_f32<C.element>(x, y) : factor[i][r];
     }
   }
-  store_scores<padded_row_bytes(C.tile_kv)>(to, kept);
+  store_scores<C.stmatrix, padded_row_bytes(C.tile_kv)>(to, kept);
 }
 
 /// The same rows' dS = factor (dP - delta), written to shared memory at `to`.
@@ -210,7 +218,7 @@ __device__ __forceinline__ void score_gradients(const ScoreParams& p, float (&dp
       ds[i][r] = ptx::cvt_x2_f32<C.element>(dp[i][2 * r], dp[i][2 * r + 1]);
     }
   }
-  store_scores<padded_row_bytes(C.tile_kv)>(to, ds);
+  store_scores<C.stmatrix, padded_row_bytes(C.tile_kv)>(to, ds);
 }
 
 /// Query tiles of one segment that a key tile meets: `tiles`, of which each row of those in `full`
@@ -345,8 +353,6 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   constexpr int kDimVPieces = C.head_dim_v / (C.warps / C.warps_key) / 16;
   constexpr int kDqAtoms = C.tile_q / C.warps_dq / 16;
   constexpr int kDqPieces = C.head_dim / (C.warps / C.warps_dq) / 16;
-  constexpr u32 kScoreBufferBytes = C.score_buffers == 2 ? C.tile_q * kScoreBytes : 0;
-  constexpr bool kSplitArrival = C.score_buffers == 2;
   const u32 shared = ptx::shared_base();
   const int thread = static_cast<int>(ptx::thread_index());
   const int warp = thread / 32;
@@ -398,9 +404,6 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       ptx::st_shared_object(shared + kPlan.walks + thread * kWalkBytes, walk);
     }
     if (thread == 0) {
-      if constexpr (kSplitArrival) {
-        for (int i = 0; i < C.stages; ++i) ptx::mbarrier_init(shared + kPlan.arrived + i * 8, C.warps);
-      }
       ptx::st_shared_object(shared + kPlan.walk, KeyTileWalk{kh == 1 ? 0 : tile.view,
                                                              kh == 1 ? views + 1 : 1,
                                                              tile.keys.begin, kh});
@@ -497,17 +500,8 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         p.head_dim_v);
     ptx::cp_async_commit_group();
   };
-  // This warp's part of a requested stage is here.
-  const auto arrive = [&](int stage) {
-    ptx::cp_async_wait_group<0>();
-    ptx::syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(shared + kPlan.arrived + stage * 8);
-  };
   bool more = find();
-  if (more) {
-    request(0);
-    if constexpr (kSplitArrival) arrive(0);
-  }
+  if (more) request(0);
 
   float dk[kKeyAtoms][kDimPieces * 2][4] = {};
   float dv[kKeyAtoms][kDimVPieces * 2][4] = {};
@@ -530,8 +524,11 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   const u32 dq_a = shared + kPlan.ds + dq_row * kScoreBytes + rows_first(lane, kScoreBytes);
   const u32 dq_b = shared + kPlan.k + dq_dim * 2 + rows_first(lane, kDimBytes);
   const u32 values_at = shared + kPlan.row_values + (score_row + lane / 4) * 8;
-  const u32 scores_at =
-      shared + kPlan.p + (score_row + lane / 4) * kScoreBytes + score_key * 2 + lane % 4 * 4;
+  const u32 scores_at = shared + kPlan.p + score_row * kScoreBytes + score_key * 2 +
+                        (C.stmatrix ? rows_first(lane, kScoreBytes)
+                                    : lane / 4 * kScoreBytes + lane % 4 * 4);
+  static_assert(C.tile_kv / C.warps_key <= C.score_keys() && C.tile_q / C.warps_dq <= C.score_rows(),
+                "a warp's keys of dK and rows of dQ lie in one piece of S");
   constexpr u32 kFromPToDs = kPlan.ds - kPlan.p;
 
   for (int turn = 0; more; ++turn) {
@@ -539,16 +536,10 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     const u32 run = next_slot;
     const bool full = next_full;
     const int stage = C.stages == 2 ? turn % 2 : 0;
-    if constexpr (kSplitArrival) {
-      ptx::mbarrier_wait_parity(shared + kPlan.arrived + stage * 8, turn / C.stages % 2);
-    } else {
-      ptx::cp_async_wait_group<0>();
-      ptx::bar_sync(0, C.threads());  // A
-    }
+    ptx::cp_async_wait_group<0>();
+    ptx::bar_sync(0, C.threads());  // A
     const u32 q_at = stage * kQStageBytes;
     const u32 dout_at = stage * kDoutStageBytes;
-    const u32 scores_to = turn % 2 * kScoreBufferBytes;
-    const u32 visible_at = shared + kPlan.visible + turn % 2 * (C.warps * 4);
 
     // P and dS of this warp's part, straight from products to shared memory.
     const auto scores = [&](auto masked) {
@@ -589,7 +580,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
 #pragma unroll
       for (int m = 0; m < kScoreAtoms; ++m) {
         probabilities<C, kMasked>(score, s[m], lse[m], bounds + m * 16 * 8, key, dropped[m],
-                                  scores_at + scores_to + m * 16 * kScoreBytes, factor[m]);
+                                  scores_at + m * 16 * kScoreBytes, factor[m]);
       }
       float dp[kScoreAtoms][kScorePieces * 2][4] = {};
       multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim_v / 16>(
@@ -597,7 +588,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
 #pragma unroll
       for (int m = 0; m < kScoreAtoms; ++m) {
         score_gradients<C, kMasked>(score, dp[m], factor[m], delta[m], bounds + m * 16 * 8, key,
-                                    dropped[m], scores_at + scores_to + kFromPToDs + m * 16 * kScoreBytes);
+                                    dropped[m], scores_at + kFromPToDs + m * 16 * kScoreBytes);
       }
     };
     if (full) {
@@ -610,75 +601,68 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         meets = meets || seen.meets({score_key, score_key + C.score_keys()});
       }
       const bool sees = ptx::ballot(meets) != 0;
-      if (lane == 0) ptx::st_shared_u32(visible_at + warp * 4, sees ? 1 : 0);
+      if (lane == 0) ptx::st_shared_u32(shared + kPlan.visible + warp * 4, sees ? 1 : 0);
       if (sees) scores(Constant<true>{});
     }
     ptx::bar_sync(0, C.threads());  // B
-    if constexpr (C.stages == 2) {
+    const auto request_next = [&] {
       ++next_tile;
       more = find();
-      if (more) request(stage ^ 1);
-    }
+      if (more) request(C.stages == 2 ? stage ^ 1 : 0);
+    };
 
     // One bit for each warp's part of S. Straight code where all are visible: branches between the
     // products would keep loads of one from starting during another.
     u32 visible = ~0u;
     if (!full) {
       visible = ptx::ballot(lane < C.warps &&
-                            ptx::ld_shared_u32(visible_at + lane % C.warps * 4) != 0);
+                            ptx::ld_shared_u32(shared + kPlan.visible + lane % C.warps * 4) != 0);
     }
     const auto piece_visible = [&](int row, int key) {
       return (visible >> (row / C.score_rows() * kWarpsKv + key / C.score_keys()) & 1) != 0;
     };
-    const auto add_dkv = [&](int row, auto rows_at_once) {
+    const auto add_dkv_rows = [&](int row, auto rows_at_once) {
       constexpr int kSteps = decltype(rows_at_once)::value / 16;
       multiply_columns<C.element, kKeyAtoms, kDimVPieces, kSteps, true>(
-          dv, dkv_a + scores_to + row * kScoreBytes, kScoreBytes, dv_b + dout_at + row * kDimVBytes,
+          dv, dkv_a + row * kScoreBytes, kScoreBytes, dv_b + dout_at + row * kDimVBytes,
           kDimVBytes);
       multiply_columns<C.element, kKeyAtoms, kDimPieces, kSteps, true>(
-          dk, dkv_a + scores_to + kFromPToDs + row * kScoreBytes, kScoreBytes, dk_b + q_at + row * kDimBytes,
+          dk, dkv_a + kFromPToDs + row * kScoreBytes, kScoreBytes, dk_b + q_at + row * kDimBytes,
           kDimBytes);
     };
-    if (full) {
-      add_dkv(0, Constant<C.tile_q>{});
-    } else {
+    const auto add_dkv = [&] {
+      if (full) {
+        add_dkv_rows(0, Constant<C.tile_q>{});
+      } else {
 #pragma unroll 1
-      for (int row = 0; row < C.tile_q; row += C.score_rows()) {
-        if (piece_visible(row, grad_key)) add_dkv(row, Constant<C.score_rows()>{});
+        for (int row = 0; row < C.tile_q; row += C.score_rows()) {
+          if (piece_visible(row, grad_key)) add_dkv_rows(row, Constant<C.score_rows()>{});
+        }
       }
-    }
-    if constexpr (C.stages == 1) {
-      ptx::bar_sync(0, C.threads());  // C
-      ++next_tile;
-      more = find();
-      if (more) request(0);
-    }
-
-    float dq[kDqAtoms][kDqPieces * 2][4] = {};
-    const auto add_dq = [&](int key, auto keys_at_once) {
-      multiply_columns<C.element, kDqAtoms, kDqPieces, decltype(keys_at_once)::value / 16, false>(
-          dq, dq_a + scores_to + key * 2, kScoreBytes, dq_b + key * kDimBytes, kDimBytes);
     };
-    bool any = full;
-    if (full) {
-      add_dq(0, Constant<C.tile_kv>{});
-    } else {
+    const auto add_dq = [&] {
+      float dq[kDqAtoms][kDqPieces * 2][4] = {};
+      const auto add_keys = [&](int key, auto keys_at_once) {
+        multiply_columns<C.element, kDqAtoms, kDqPieces, decltype(keys_at_once)::value / 16, false>(
+            dq, dq_a + key * 2, kScoreBytes, dq_b + key * kDimBytes, kDimBytes);
+      };
+      bool any = full;
+      if (full) {
+        add_keys(0, Constant<C.tile_kv>{});
+      } else {
 #pragma unroll 1
-      for (int key = 0; key < C.tile_kv; key += C.score_keys()) {
-        if (!piece_visible(dq_row, key)) continue;
-        any = true;
-        add_dq(key, Constant<C.score_keys()>{});
+        for (int key = 0; key < C.tile_kv; key += C.score_keys()) {
+          if (!piece_visible(dq_row, key)) continue;
+          any = true;
+          add_keys(key, Constant<C.score_keys()>{});
+        }
       }
-    }
-    if constexpr (kSplitArrival) {
-      if (more) arrive(C.stages == 2 ? stage ^ 1 : 0);
-    }
-    if (any) {
+      if (!any) return;
       const i32 row = first_row + dq_row;
-      float* const to = ptx::ld_shared_pointer<float>(run + kRunDqSum) + sum_index(row, dq_dim, C.head_dim) + lane * 4;
+      float* const to = ptx::ld_shared_pointer<float>(run + kRunDqSum) +
+                        sum_index(row, dq_dim, C.head_dim) + lane * 4;
       const i32 left =
-          full ? C.tile_q
-               : static_cast<i32>(ptx::ld_shared_u32(run + kRunLen)) - row;
+          full ? C.tile_q : static_cast<i32>(ptx::ld_shared_u32(run + kRunLen)) - row;
 #pragma unroll
       for (int m = 0; m < kDqAtoms; ++m) {
         if (m * 16 >= left) break;  // padding is 16 rows at most
@@ -686,6 +670,29 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         for (int i = 0; i < kDqPieces * 2; ++i) {
           ptx::red_add_x4_f32(to + (m * (C.head_dim / 8) + i) * (kSumRows * 8), dq[m][i]);
         }
+      }
+    };
+    if constexpr (C.stages == 1) {
+      add_dkv();
+      ptx::bar_sync(0, C.threads());  // C
+      request_next();
+      add_dq();
+    } else if constexpr (C.ctas_per_sm > 1) {
+      request_next();
+      add_dkv();
+      add_dq();
+    } else {
+      // Half of the warps go the other way round: while one half of a scheduler's warps works out
+      // addresses and adds to dQ, the other multiplies.
+      const bool late = warp >= C.warps / 2;
+      if (late) {
+        request_next();
+        add_dkv();
+      }
+      add_dq();
+      if (!late) {
+        request_next();
+        add_dkv();
       }
     }
   }

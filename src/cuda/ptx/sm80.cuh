@@ -448,53 +448,6 @@ __device__ __forceinline__ void bar_arrive(u32 id, u32 threads, Loc loc = Loc::c
 #endif
 }
 
-// ---- mbarrier ----------------------------------------------------------------------------------
-// "Parallel Synchronization and Communication Instructions: mbarrier"; 8 bytes in shared memory.
-
-__device__ __forceinline__ void mbarrier_init(u32 barrier, u32 arrivals, Loc loc = Loc::current()) {
-#if defined(STEPWELL_HOST_MODEL)
-  model::mbarrier_init(barrier, arrivals, loc);
-#else
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-#endif
-}
-
-__device__ __forceinline__ void mbarrier_arrive(u32 barrier, Loc loc = Loc::current()) {
-#if defined(STEPWELL_HOST_MODEL)
-  model::mbarrier_arrive(barrier, loc);
-#else
-  asm volatile("{\n .reg .b64 state;\n mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier)
-               : "memory");
-#endif
-}
-
-// Waits for the end of the barrier's phase of this parity.
-__device__ __forceinline__ void mbarrier_wait_parity(u32 barrier, u32 parity,
-                                                     Loc loc = Loc::current()) {
-#if defined(STEPWELL_HOST_MODEL)
-  model::mbarrier_wait_parity(barrier, parity, loc);
-#else
-  u32 done;
-  do {
-#if __CUDA_ARCH__ >= 900  // suspends the thread for a while
-    asm volatile(
-        "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-#else
-    asm volatile(
-        "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-#endif
-  } while (done == 0);
-#endif
-}
-
 // ---- atom, red ---------------------------------------------------------------------------------
 
 __device__ __forceinline__ float atom_add_f32(float* p, float v, Loc loc = Loc::current()) {
@@ -624,6 +577,20 @@ __device__ __forceinline__ void ldmatrix_x1(u32 (&r)[1], u32 address, Loc loc = 
                  : "=r"(r[0])
                  : "r"(address)
                  : "memory");
+#endif
+}
+
+// ---- stmatrix, sm_90 ---------------------------------------------------------------------------
+// "Warp-level matrix store instruction: stmatrix". Lanes 8i … 8i+7 give the rows of matrix i.
+
+__device__ __forceinline__ void stmatrix_x4(u32 address, const u32 (&r)[4],
+                                            Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  model::stmatrix(address, r, 4, loc);
+#else
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
 #endif
 }
 
