@@ -15,7 +15,7 @@ struct BackwardConfig {
   int warps;
   int tile_q;
   int tile_kv;
-  int warps_q;    // S and dP [tile_q x tile_kv]: warps along the queries
+  int warps_q;    // S and dP [tile_q x tile_kv]: warps along the queries; 0: by key, see below
   int warps_key;  // dK and dV [tile_kv x dim]: warps along the keys
   int warps_dq;   // dQ [tile_q x dim]: warps along the queries
   int stages;     // Q and dO tiles in shared memory: 1, or 2 where they fit
@@ -25,8 +25,11 @@ struct BackwardConfig {
   bool dropout;
 
   constexpr int threads() const { return warps * 32; }
-  constexpr int score_rows() const { return tile_q / warps_q; }
-  constexpr int score_keys() const { return tile_kv / (warps / warps_q); }
+  /// Each warp has keys of its own (warps_key = warps) and computes S^T for them, 32 query rows at
+  /// a time: P and dS go on from registers, and only dQ gets dS through shared memory.
+  constexpr bool by_key() const { return warps_q == 0; }
+  constexpr int score_rows() const { return by_key() ? 32 : tile_q / warps_q; }
+  constexpr int score_keys() const { return tile_kv / (by_key() ? warps : warps / warps_q); }
 };
 
 /// Of the two kernels before and after, which work on query rows.
@@ -46,11 +49,11 @@ struct BackwardPlan {
   int v;           // [tile_kv][head_dim_v], at the end dV
   int q;           // [tile_q][head_dim]
   int dout;        // [tile_q][head_dim_v]
-  int p;           // [tile_q][tile_kv]
-  int ds;          // [tile_q][tile_kv]
+  int p;           // [tile_q][tile_kv]; by key nothing
+  int ds;          // [tile_q][tile_kv]; by key [tile_kv][tile_q]
   int row_values;  // [stages][tile_q] of log-sum-exp and delta
-  int row_bounds;  // [tile_q] of (begin, end): keys that each row of a masked tile sees
-  int visible;     // [warps]: whether a warp's part of S has a visible pair
+  int row_bounds;  // [stages][tile_q] of (begin, end): keys that each row of a masked tile sees
+  int visible;     // [warps]: which pieces of a warp's part of S have a visible pair
   int walks;       // QueryWalk of noisy and of clean queries
   int walk;        // KeyTileWalk
   int runs;        // [warps][2] of QueryRun: each warp's own, so that no barrier is needed
@@ -65,14 +68,15 @@ constexpr BackwardPlan backward_plan(BackwardConfig config) {
   plan.dout = plan.q + config.stages * config.tile_q * padded_row_bytes(config.head_dim);
   plan.p = plan.dout + config.stages * config.tile_q * padded_row_bytes(config.head_dim_v);
   const int score_bytes = config.tile_q * padded_row_bytes(config.tile_kv);
-  plan.ds = plan.p + score_bytes;
-  plan.row_values = plan.ds + score_bytes;
+  plan.ds = plan.p + (config.by_key() ? 0 : score_bytes);
+  plan.row_values =
+      plan.ds + (config.by_key() ? config.tile_kv * padded_row_bytes(config.tile_q) : score_bytes);
   plan.row_bounds = plan.row_values + config.stages * config.tile_q * 8;
-  plan.visible = plan.row_bounds + config.tile_q * 8;
+  plan.visible = plan.row_bounds + config.stages * config.tile_q * 8;
   plan.walks = plan.visible + (config.warps * 4 + 15) / 16 * 16;
   plan.walk = plan.walks + 2 * 128;
-  plan.runs = plan.walk + 16;
-  plan.bytes = plan.runs + config.warps * 2 * 80;
+  plan.runs = (plan.walk + 16 + 255) / 256 * 256;
+  plan.bytes = plan.runs + config.warps * 2 * 128;
   return plan;
 }
 

@@ -34,7 +34,8 @@
 namespace stepwell::cuda {
 
 /// A lane's address offset in a tile of rows of `bytes` for ldmatrix: 16 rows and two pieces of 8
-/// columns, rows first or (of A transposed, of B with the inner dimension contiguous) columns first.
+/// columns, rows first or (of A transposed, of B with the inner dimension contiguous) columns
+/// first.
 __device__ __forceinline__ u32 rows_first(int lane, int bytes) {
   return lane % 16 * bytes + lane / 16 * 16;
 }
@@ -95,6 +96,29 @@ __device__ __forceinline__ void multiply_columns(float (&c)[kAtoms][kPieces * 2]
   }
 }
 
+/// c[m][n] += A B over kSteps * 16 of the inner dimension, A the pairs of accumulators
+/// [rows][inner] and B as in multiply_columns.
+template <Element kElement, int kAtoms, int kPieces, int kSteps>
+__device__ __forceinline__ void multiply_pairs(float (&c)[kAtoms][kPieces * 2][4],
+                                               const u32 (&a)[kAtoms][kSteps * 2][2], u32 b,
+                                               int b_bytes) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+    for (int n = 0; n < kPieces; ++n) {
+      u32 rb[4];
+      ptx::ldmatrix_x4<true>(rb, b + step * 16 * b_bytes + n * 32);
+#pragma unroll
+      for (int m = 0; m < kAtoms; ++m) {
+        const u32 ra[4] = {a[m][2 * step][0], a[m][2 * step][1], a[m][2 * step + 1][0],
+                           a[m][2 * step + 1][1]};
+        ptx::mma_m16n8k16<kElement>(c[m][2 * n], ra, {rb[0], rb[1]});
+        ptx::mma_m16n8k16<kElement>(c[m][2 * n + 1], ra, {rb[2], rb[3]});
+      }
+    }
+  }
+}
+
 /// A number as a type.
 template <auto kValue>
 struct Constant {
@@ -108,10 +132,10 @@ struct ScoreParams {
   float keep_scale;  // of dropout
 };
 
-/// Keys of the tile that the lane's two rows of an accumulator see, rows at `bounds` in shared
-/// memory; calls hide(i, j) for each element of the lane that its row does not see.
+/// Calls hide(i, j) for each element of the lane in an accumulator of rows of queries, in which its
+/// row does not see `key` + 8 i + j % 2; rows' intervals of keys lie at `bounds` in shared memory.
 template <int kTiles, class Hide>
-__device__ __forceinline__ void for_each_hidden(u32 bounds, int key, Hide&& hide) {
+__device__ __forceinline__ void for_each_hidden_key(u32 bounds, int key, Hide&& hide) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     geometry::Interval seen;
@@ -126,6 +150,21 @@ __device__ __forceinline__ void for_each_hidden(u32 bounds, int key, Hide&& hide
   }
 }
 
+/// The same of an accumulator of rows of keys: `key` and `key` + 8, and columns of queries.
+template <int kTiles, class Hide>
+__device__ __forceinline__ void for_each_hidden_query(u32 bounds, int key, Hide&& hide) {
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      geometry::Interval seen;
+      ptx::ld_shared_v2(bounds + (i * 8 + j) * 8, seen.begin, seen.end);
+      if (!seen.contains(key)) hide(i, j);
+      if (!seen.contains(key + 8)) hide(i, 2 + j);
+    }
+  }
+}
+
 /// 16 rows of a warp's tile, as pairs of elements, to shared memory at `to`: with the lane's
 /// rows_first if kMatrix, else its own row and column.
 template <bool kMatrix, int kRowBytes, int kTiles>
@@ -134,8 +173,7 @@ __device__ __forceinline__ void store_scores(u32 to, const u32 (&pairs)[kTiles][
 #pragma unroll
   for (int i = 0; i < kTiles; i += 2) {
     if constexpr (kMatrix) {
-      ptx::stmatrix_x4(to + i * 16,
-                       {pairs[i][0], pairs[i][1], pairs[i + 1][0], pairs[i + 1][1]});
+      ptx::stmatrix_x4(to + i * 16, {pairs[i][0], pairs[i][1], pairs[i + 1][0], pairs[i + 1][1]});
     } else {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -146,14 +184,14 @@ __device__ __forceinline__ void store_scores(u32 to, const u32 (&pairs)[kTiles][
   }
 }
 
-/// 16 query rows of a warp: from S, P as dV takes it, written to shared memory at `to`, and
-/// `factor`, what dP - delta is multiplied with (P before dropout, times the slope of the cap).
-/// kMasked: `bounds` is the shared address of the lane's rows' intervals, `key` its first key's
-/// index in the tile.
-template <BackwardConfig C, bool kMasked, int kTiles>
+/// An accumulator's S becomes P: `kept` as dV takes it, and `factor`, what dP - delta is multiplied
+/// with (P before dropout, times the slope of the cap). lse(i, j) is that of an element's row;
+/// for_each_hidden(hide) calls hide(i, j) for hidden ones, `dropped` has a bit for each.
+template <BackwardConfig C, int kTiles, class Lse, class ForEachHidden>
 __device__ __forceinline__ void probabilities(const ScoreParams& p, float (&s)[kTiles][4],
-                                              const float (&lse)[2], u32 bounds, int key,
-                                              u32 dropped, u32 to, u32 (&factor)[kTiles][2]) {
+                                              Lse&& lse, ForEachHidden&& for_each_hidden,
+                                              u32 dropped, u32 (&kept)[kTiles][2],
+                                              u32 (&factor)[kTiles][2]) {
   if constexpr (C.softcap) cap_scores(s, p.softcap_scale);
   float slope[C.softcap ? kTiles : 1][4];
 #pragma unroll
@@ -161,14 +199,11 @@ __device__ __forceinline__ void probabilities(const ScoreParams& p, float (&s)[k
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if constexpr (C.softcap) slope[i][j] = 1.0f - s[i][j] * s[i][j];
-      s[i][j] = ptx::ex2_approx(s[i][j] * p.scale_log2 - lse[j / 2]);
+      s[i][j] = ptx::ex2_approx(s[i][j] * p.scale_log2 - lse(i, j));
     }
   }
   // A hidden pair may hold anything, infinities and NaN included.
-  if constexpr (kMasked) {
-    for_each_hidden<kTiles>(bounds, key, [&](int i, int j) { s[i][j] = 0.0f; });
-  }
-  u32 kept[kTiles][2];
+  for_each_hidden([&](int i, int j) { s[i][j] = 0.0f; });
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
@@ -187,15 +222,14 @@ __device__ __forceinline__ void probabilities(const ScoreParams& p, float (&s)[k
       kept[i][r] = C.dropout || C.softcap ? ptx::cvt_x2_f32<C.element>(x, y) : factor[i][r];
     }
   }
-  store_scores<C.stmatrix, padded_row_bytes(C.tile_kv)>(to, kept);
 }
 
-/// The same rows' dS = factor (dP - delta), written to shared memory at `to`.
-template <BackwardConfig C, bool kMasked, int kTiles>
+/// The same accumulator's dS = factor (dP - delta).
+template <BackwardConfig C, int kTiles, class Delta, class ForEachHidden>
 __device__ __forceinline__ void score_gradients(const ScoreParams& p, float (&dp)[kTiles][4],
-                                                const u32 (&factor)[kTiles][2],
-                                                const float (&delta)[2], u32 bounds, int key,
-                                                u32 dropped, u32 to) {
+                                                const u32 (&factor)[kTiles][2], Delta&& delta,
+                                                ForEachHidden&& for_each_hidden, u32 dropped,
+                                                u32 (&ds)[kTiles][2]) {
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
@@ -203,14 +237,11 @@ __device__ __forceinline__ void score_gradients(const ScoreParams& p, float (&dp
       float x = dp[i][j];
       if constexpr (C.dropout) x = (dropped >> (i * 4 + j) & 1) != 0 ? 0.0f : x * p.keep_scale;
       const u32 pair = factor[i][j / 2];
-      dp[i][j] = (x - delta[j / 2]) *
+      dp[i][j] = (x - delta(i, j)) *
                  (j % 2 == 0 ? ptx::low_f32<C.element>(pair) : ptx::high_f32<C.element>(pair));
     }
   }
-  if constexpr (kMasked) {
-    for_each_hidden<kTiles>(bounds, key, [&](int i, int j) { dp[i][j] = 0.0f; });
-  }
-  u32 ds[kTiles][2];
+  for_each_hidden([&](int i, int j) { dp[i][j] = 0.0f; });
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
@@ -218,7 +249,6 @@ __device__ __forceinline__ void score_gradients(const ScoreParams& p, float (&dp
       ds[i][r] = ptx::cvt_x2_f32<C.element>(dp[i][2 * r], dp[i][2 * r + 1]);
     }
   }
-  store_scores<C.stmatrix, padded_row_bytes(C.tile_kv)>(to, ds);
 }
 
 /// Query tiles of one segment that a key tile meets: `tiles`, of which each row of those in `full`
@@ -282,7 +312,7 @@ inline constexpr u32 kRunLen = 56;
 inline constexpr u32 kRunSegment = 60;
 inline constexpr u32 kRunSampleHead = 64;
 inline constexpr u32 kRunHalf = 68;
-inline constexpr u32 kRunBytes = 80;
+inline constexpr u32 kRunBytes = 128;  // two of them at a multiple of 256
 static_assert(sizeof(QueryRun) == 72 && sizeof(void*) == 8 && sizeof(geometry::Interval) == 8);
 
 /// The walk of a CTA: query heads of its KV head, in each the views (of noisy keys: their own),
@@ -342,10 +372,10 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   static constexpr BackwardPlan kPlan = backward_plan(C);
   constexpr int kDimBytes = padded_row_bytes(C.head_dim);
   constexpr int kDimVBytes = padded_row_bytes(C.head_dim_v);
-  constexpr int kScoreBytes = padded_row_bytes(C.tile_kv);
+  constexpr int kScoreBytes = padded_row_bytes(C.by_key() ? C.tile_q : C.tile_kv);
   constexpr int kQStageBytes = C.tile_q * kDimBytes;
   constexpr int kDoutStageBytes = C.tile_q * kDimVBytes;
-  constexpr int kWarpsKv = C.warps / C.warps_q;  // of S along the keys
+  constexpr int kWarpsKv = C.tile_kv / C.score_keys();  // of S along the keys
   constexpr int kScoreAtoms = C.score_rows() / 16;
   constexpr int kScorePieces = C.score_keys() / 16;
   constexpr int kKeyAtoms = C.tile_kv / C.warps_key / 16;  // of dK and dV, a warp's keys
@@ -404,20 +434,19 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       ptx::st_shared_object(shared + kPlan.walks + thread * kWalkBytes, walk);
     }
     if (thread == 0) {
-      ptx::st_shared_object(shared + kPlan.walk, KeyTileWalk{kh == 1 ? 0 : tile.view,
-                                                             kh == 1 ? views + 1 : 1,
-                                                             tile.keys.begin, kh});
+      ptx::st_shared_object(
+          shared + kPlan.walk,
+          KeyTileWalk{kh == 1 ? 0 : tile.view, kh == 1 ? views + 1 : 1, tile.keys.begin, kh});
     }
     ptx::bar_sync(0, C.threads());
   }
 
   // The tile that is requested next. What all tiles of its head and segment share lies in one of
   // the warp's two slots of shared memory (registers are short).
-  const u32 slots = shared + kPlan.runs + warp * (2 * kRunBytes);
   i32 next_run = -1;  // head of the group and segment, as one number
   i32 next_tile = 0;
   i32 next_end = 0;
-  u32 next_slot = slots;
+  u32 next_slot = shared + kPlan.runs + warp * (2 * kRunBytes);
   // Goes on to a tile at or after next_tile, in this run or a later one; false at the end. A later
   // one takes the slot that the tile at hand leaves free.
   const auto find = [&] {
@@ -430,7 +459,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       const u32 queries_at = shared + kPlan.walks + (segment < views ? 0 : kWalkBytes);
       ptx::ld_shared_v2(queries_at, next_tile, next_end);
     }
-    next_slot = next_slot == slots ? slots + kRunBytes : slots;
+    next_slot ^= kRunBytes;
     if (lane == 0) {
       const i32 segment = walk.first_segment + next_run % walk.segments;
       const int h = segment < views ? 0 : 1;
@@ -477,15 +506,17 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       if (first_row + thread < len) {
         seen = geometry::row_interval(walk.rule, walk.position + first_row + thread);
       }
-      ptx::st_shared_v2(shared + kPlan.row_bounds + thread * 8, seen.begin - first_key,
-                        seen.end - first_key);
+      ptx::st_shared_v2(shared + kPlan.row_bounds + (stage * C.tile_q + thread) * 8,
+                        seen.begin - first_key, seen.end - first_key);
     }
     if (thread < C.tile_q / 2) {  // two rows a thread
       const float* row_values = ptx::ld_shared_pointer<const float>(next_slot + kRunRowValues);
       const i32 left = len - first_row - thread * 2;
       ptx::cp_async_16(shared + kPlan.row_values + (stage * C.tile_q + thread * 2) * 8,
                        left > 0 ? row_values + (first_row + thread * 2) * i64{2} : row_values,
-                       left > 1 ? 16 : left > 0 ? 8 : 0);
+                       left > 1   ? 16
+                       : left > 0 ? 8
+                                  : 0);
     }
     const u16* q;
     const u16* dout;
@@ -493,11 +524,11 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     i64 q_row_stride;
     i64 dout_row_stride;
     ptx::ld_shared_v2(next_slot + kRunStrides, q_row_stride, dout_row_stride);
-    request_tile<C.tile_q, C.head_dim, C.threads()>(
-        shared + kPlan.q + stage * kQStageBytes, q, q_row_stride, first_row, len, p.head_dim);
-    request_tile<C.tile_q, C.head_dim_v, C.threads()>(
-        shared + kPlan.dout + stage * kDoutStageBytes, dout, dout_row_stride, first_row, len,
-        p.head_dim_v);
+    request_tile<C.tile_q, C.head_dim, C.threads()>(shared + kPlan.q + stage * kQStageBytes, q,
+                                                    q_row_stride, first_row, len, p.head_dim);
+    request_tile<C.tile_q, C.head_dim_v, C.threads()>(shared + kPlan.dout + stage * kDoutStageBytes,
+                                                      dout, dout_row_stride, first_row, len,
+                                                      p.head_dim_v);
     ptx::cp_async_commit_group();
   };
   bool more = find();
@@ -510,25 +541,40 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   const int grad_key = warp % C.warps_key * (kKeyAtoms * 16);  // its part of dK and dV
   const int grad_dim = warp / C.warps_key * (kDimPieces * 16);
   const int grad_dim_v = warp / C.warps_key * (kDimVPieces * 16);
-  const int dq_row = warp % C.warps_dq * (kDqAtoms * 16);  // and of dQ
-  const int dq_dim = warp / C.warps_dq * (kDqPieces * 16);
+  // And of dQ. Asked for again where needed: registers are short.
+  const auto dq_row_of = [](int w) { return w % C.warps_dq * (kDqAtoms * 16); };
+  const auto dq_dim_of = [](int w) { return w / C.warps_dq * (kDqPieces * 16); };
+  const auto warp_again = [] { return static_cast<int>(ptx::thread_index_again()) / 32; };
+  const auto lane_again = [] { return static_cast<int>(ptx::thread_index_again()) % 32; };
 
   // This lane's addresses in shared memory.
-  const u32 s_a = shared + kPlan.q + score_row * kDimBytes + rows_first(lane, kDimBytes);
-  const u32 s_b = shared + kPlan.k + score_key * kDimBytes + columns_first(lane, kDimBytes);
-  const u32 dp_a = shared + kPlan.dout + score_row * kDimVBytes + rows_first(lane, kDimVBytes);
-  const u32 dp_b = shared + kPlan.v + score_key * kDimVBytes + columns_first(lane, kDimVBytes);
+  const auto query_lane = [&](int bytes) {
+    return C.by_key() ? columns_first(lane, bytes) : rows_first(lane, bytes);
+  };
+  const auto key_lane = [&](int bytes) {
+    return C.by_key() ? rows_first(lane, bytes) : columns_first(lane, bytes);
+  };
+  const u32 s_q = shared + kPlan.q + score_row * kDimBytes + query_lane(kDimBytes);
+  const u32 s_k = shared + kPlan.k + score_key * kDimBytes + key_lane(kDimBytes);
+  const u32 dp_dout = shared + kPlan.dout + score_row * kDimVBytes + query_lane(kDimVBytes);
+  const u32 dp_v = shared + kPlan.v + score_key * kDimVBytes + key_lane(kDimVBytes);
   const u32 dkv_a = shared + kPlan.p + grad_key * 2 + columns_first(lane, kScoreBytes);
   const u32 dv_b = shared + kPlan.dout + grad_dim_v * 2 + rows_first(lane, kDimVBytes);
   const u32 dk_b = shared + kPlan.q + grad_dim * 2 + rows_first(lane, kDimBytes);
-  const u32 dq_a = shared + kPlan.ds + dq_row * kScoreBytes + rows_first(lane, kScoreBytes);
-  const u32 dq_b = shared + kPlan.k + dq_dim * 2 + rows_first(lane, kDimBytes);
+  const u32 dq_a = shared + kPlan.ds +
+                   (C.by_key() ? dq_row_of(warp) * 2 + columns_first(lane, kScoreBytes)
+                               : dq_row_of(warp) * kScoreBytes + rows_first(lane, kScoreBytes));
+  const u32 dq_b = shared + kPlan.k + dq_dim_of(warp) * 2 + rows_first(lane, kDimBytes);
   const u32 values_at = shared + kPlan.row_values + (score_row + lane / 4) * 8;
-  const u32 scores_at = shared + kPlan.p + score_row * kScoreBytes + score_key * 2 +
-                        (C.stmatrix ? rows_first(lane, kScoreBytes)
-                                    : lane / 4 * kScoreBytes + lane % 4 * 4);
-  static_assert(C.tile_kv / C.warps_key <= C.score_keys() && C.tile_q / C.warps_dq <= C.score_rows(),
-                "a warp's keys of dK and rows of dQ lie in one piece of S");
+  const u32 store_lane =
+      C.stmatrix ? rows_first(lane, kScoreBytes) : lane / 4 * kScoreBytes + lane % 4 * 4;
+  const u32 scores_at = shared +
+                        (C.by_key() ? kPlan.ds + score_key * kScoreBytes
+                                    : kPlan.p + score_row * kScoreBytes + score_key * 2) +
+                        store_lane;
+  static_assert(
+      C.tile_kv / C.warps_key <= C.score_keys() && C.tile_q / C.warps_dq <= C.score_rows(),
+      "a warp's keys of dK and rows of dQ lie in one piece of S");
   constexpr u32 kFromPToDs = kPlan.ds - kPlan.p;
 
   for (int turn = 0; more; ++turn) {
@@ -541,110 +587,43 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     const u32 q_at = stage * kQStageBytes;
     const u32 dout_at = stage * kDoutStageBytes;
 
-    // P and dS of this warp's part, straight from products to shared memory.
-    const auto scores = [&](auto masked) {
-      constexpr bool kMasked = decltype(masked)::value;
-      const ScoreParams score{p.scale_log2, p.softcap_scale, p.dropout.keep_scale};
-      u32 dropped[kScoreAtoms] = {};
-      if constexpr (C.dropout) {
-        static_assert(kScorePieces <= 4);
-        KeyTileWalk walk;
-        ptx::ld_shared_object(shared + kPlan.walk, walk);
-        DropoutTile dropout = dropout_tile(
-            p.dropout, static_cast<int>(ptx::ld_shared_u32(run + kRunSampleHead)),
-            static_cast<int>(ptx::ld_shared_u32(run + kRunSegment)), first_row + score_row);
-        dropout.clean_keys = walk.clean_keys;
-#pragma unroll
-        for (int m = 0; m < kScoreAtoms; ++m) {
-          for_each_dropped<kScorePieces * 2>(
-              dropout, m * 16, walk.first_key + score_key,
-              [&](int i, int j) { dropped[m] |= 1u << (i * 4 + j); });
-        }
-      }
-      const u32 bounds = shared + kPlan.row_bounds + (score_row + lane / 4) * 8;
-      const int key = score_key + lane % 4 * 2;
-      float s[kScoreAtoms][kScorePieces * 2][4] = {};
-      multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim / 16>(
-          s, s_a + q_at, kDimBytes, s_b, kDimBytes);
-      float lse[kScoreAtoms][2];
-      float delta[kScoreAtoms][2];
-#pragma unroll
-      for (int m = 0; m < kScoreAtoms; ++m) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          ptx::ld_shared_v2(values_at + (stage * C.tile_q + m * 16 + r * 8) * 8, lse[m][r],
-                            delta[m][r]);
-        }
-      }
-      u32 factor[kScoreAtoms][kScorePieces * 2][2];
-#pragma unroll
-      for (int m = 0; m < kScoreAtoms; ++m) {
-        probabilities<C, kMasked>(score, s[m], lse[m], bounds + m * 16 * 8, key, dropped[m],
-                                  scores_at + m * 16 * kScoreBytes, factor[m]);
-      }
-      float dp[kScoreAtoms][kScorePieces * 2][4] = {};
-      multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim_v / 16>(
-          dp, dp_a + dout_at, kDimVBytes, dp_b, kDimVBytes);
-#pragma unroll
-      for (int m = 0; m < kScoreAtoms; ++m) {
-        score_gradients<C, kMasked>(score, dp[m], factor[m], delta[m], bounds + m * 16 * 8, key,
-                                    dropped[m], scores_at + kFromPToDs + m * 16 * kScoreBytes);
-      }
+    const auto first_key = [&] {  // of the key tile
+      return static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.walk + 8));
     };
-    if (full) {
-      scores(Constant<false>{});
-    } else {
-      bool meets = false;
-      for (int row = lane; row < C.score_rows(); row += 32) {
-        Interval seen;
-        ptx::ld_shared_v2(shared + kPlan.row_bounds + (score_row + row) * 8, seen.begin, seen.end);
-        meets = meets || seen.meets({score_key, score_key + C.score_keys()});
-      }
-      const bool sees = ptx::ballot(meets) != 0;
-      if (lane == 0) ptx::st_shared_u32(shared + kPlan.visible + warp * 4, sees ? 1 : 0);
-      if (sees) scores(Constant<true>{});
-    }
-    ptx::bar_sync(0, C.threads());  // B
+    const auto dropout_of = [&](int row) {
+      DropoutTile dropout =
+          dropout_tile(p.dropout, static_cast<int>(ptx::ld_shared_u32(run + kRunSampleHead)),
+                       static_cast<int>(ptx::ld_shared_u32(run + kRunSegment)), first_row + row);
+      dropout.clean_keys = static_cast<int>(ptx::ld_shared_u32(shared + kPlan.walk + 12));
+      return dropout;
+    };
     const auto request_next = [&] {
       ++next_tile;
       more = find();
       if (more) request(C.stages == 2 ? stage ^ 1 : 0);
     };
 
-    // One bit for each warp's part of S. Straight code where all are visible: branches between the
-    // products would keep loads of one from starting during another.
+    // One bit for each warp's part of S (by key: of the rows of this warp's dQ). Straight code
+    // where all are visible: branches between the products would keep loads of one from starting
+    // during another.
     u32 visible = ~0u;
-    if (!full) {
-      visible = ptx::ballot(lane < C.warps &&
-                            ptx::ld_shared_u32(shared + kPlan.visible + lane % C.warps * 4) != 0);
-    }
+    const auto see_pieces = [&] {
+      if (full) return;
+      const int piece = C.by_key() ? dq_row_of(warp_again()) / C.score_rows() : 0;
+      const int from = lane_again();
+      const u32 pieces = from < C.warps ? ptx::ld_shared_u32(shared + kPlan.visible + from * 4) : 0;
+      visible = ptx::ballot((pieces >> piece & 1) != 0);
+    };
     const auto piece_visible = [&](int row, int key) {
-      return (visible >> (row / C.score_rows() * kWarpsKv + key / C.score_keys()) & 1) != 0;
-    };
-    const auto add_dkv_rows = [&](int row, auto rows_at_once) {
-      constexpr int kSteps = decltype(rows_at_once)::value / 16;
-      multiply_columns<C.element, kKeyAtoms, kDimVPieces, kSteps, true>(
-          dv, dkv_a + row * kScoreBytes, kScoreBytes, dv_b + dout_at + row * kDimVBytes,
-          kDimVBytes);
-      multiply_columns<C.element, kKeyAtoms, kDimPieces, kSteps, true>(
-          dk, dkv_a + kFromPToDs + row * kScoreBytes, kScoreBytes, dk_b + q_at + row * kDimBytes,
-          kDimBytes);
-    };
-    const auto add_dkv = [&] {
-      if (full) {
-        add_dkv_rows(0, Constant<C.tile_q>{});
-      } else {
-#pragma unroll 1
-        for (int row = 0; row < C.tile_q; row += C.score_rows()) {
-          if (piece_visible(row, grad_key)) add_dkv_rows(row, Constant<C.score_rows()>{});
-        }
-      }
+      const int first = C.by_key() ? 0 : row / C.score_rows() * kWarpsKv;
+      return (visible >> (first + key / C.score_keys()) & 1) != 0;
     };
     const auto add_dq = [&] {
       float dq[kDqAtoms][kDqPieces * 2][4] = {};
       const auto add_keys = [&](int key, auto keys_at_once) {
-        multiply_columns<C.element, kDqAtoms, kDqPieces, decltype(keys_at_once)::value / 16, false>(
-            dq, dq_a + key * 2, kScoreBytes, dq_b + key * kDimBytes, kDimBytes);
+        multiply_columns<C.element, kDqAtoms, kDqPieces, decltype(keys_at_once)::value / 16,
+                         C.by_key()>(dq, dq_a + key * (C.by_key() ? kScoreBytes : 2), kScoreBytes,
+                                     dq_b + key * kDimBytes, kDimBytes);
       };
       bool any = full;
       if (full) {
@@ -652,17 +631,16 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       } else {
 #pragma unroll 1
         for (int key = 0; key < C.tile_kv; key += C.score_keys()) {
-          if (!piece_visible(dq_row, key)) continue;
+          if (!piece_visible(dq_row_of(warp_again()), key)) continue;
           any = true;
           add_keys(key, Constant<C.score_keys()>{});
         }
       }
       if (!any) return;
-      const i32 row = first_row + dq_row;
+      const i32 row = first_row + dq_row_of(warp_again());
       float* const to = ptx::ld_shared_pointer<float>(run + kRunDqSum) +
-                        sum_index(row, dq_dim, C.head_dim) + lane * 4;
-      const i32 left =
-          full ? C.tile_q : static_cast<i32>(ptx::ld_shared_u32(run + kRunLen)) - row;
+                        sum_index(row, dq_dim_of(warp_again()), C.head_dim) + lane_again() * 4;
+      const i32 left = full ? C.tile_q : static_cast<i32>(ptx::ld_shared_u32(run + kRunLen)) - row;
 #pragma unroll
       for (int m = 0; m < kDqAtoms; ++m) {
         if (m * 16 >= left) break;  // padding is 16 rows at most
@@ -672,27 +650,208 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         }
       }
     };
-    if constexpr (C.stages == 1) {
-      add_dkv();
-      ptx::bar_sync(0, C.threads());  // C
-      request_next();
-      add_dq();
-    } else if constexpr (C.ctas_per_sm > 1) {
-      request_next();
-      add_dkv();
+    if constexpr (C.by_key()) {
+      if constexpr (C.stages == 2) request_next();
+      const auto add_rows = [&](int row, auto masked) {
+        constexpr bool kMasked = decltype(masked)::value;
+        constexpr int kTiles = 4;  // 32 rows
+        const ScoreParams score{p.scale_log2, p.softcap_scale, p.dropout.keep_scale};
+        const int first = stage * C.tile_q + row;
+        const u32 bounds = shared + kPlan.row_bounds + (first + lane % 4 * 2) * 8;
+        const int key = score_key + lane / 4;
+        float s[kKeyAtoms][kTiles][4] = {};
+        multiply_rows<C.element, kKeyAtoms, kTiles / 2, C.head_dim / 16>(
+            s, s_k, kDimBytes, s_q + q_at + row * kDimBytes, kDimBytes);
+        const u32 values = shared + kPlan.row_values + (first + lane % 4 * 2) * 8;
+        float lse[kTiles][2];
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+          lse[i][0] = ptx::ld_shared_f32(values + i * 64);
+          lse[i][1] = ptx::ld_shared_f32(values + i * 64 + 8);
+        }
+        const auto hidden = [&](int m) {
+          return [&, m](auto&& hide) {
+            if constexpr (kMasked) for_each_hidden_query<kTiles>(bounds, key + m * 16, hide);
+          };
+        };
+        u32 dropped[kKeyAtoms] = {};
+        if constexpr (C.dropout) {
+          const DropoutTile dropout = dropout_of(row);
+#pragma unroll
+          for (int m = 0; m < kKeyAtoms; ++m) {
+            for_each_dropped_by_key<kTiles>(dropout, 0, first_key() + score_key + m * 16,
+                                            [&](int i, int j) { dropped[m] |= 1u << (i * 4 + j); });
+          }
+        }
+        u32 kept[kKeyAtoms][kTiles][2];
+        u32 factor[kKeyAtoms][kTiles][2];
+#pragma unroll
+        for (int m = 0; m < kKeyAtoms; ++m) {
+          probabilities<C>(
+              score, s[m], [&](int i, int j) { return lse[i][j % 2]; }, hidden(m), dropped[m],
+              kept[m], factor[m]);
+        }
+        multiply_pairs<C.element, kKeyAtoms, kDimVPieces, kTiles / 2>(
+            dv, kept, dv_b + dout_at + row * kDimVBytes, kDimVBytes);
+        float dp[kKeyAtoms][kTiles][4] = {};
+        multiply_rows<C.element, kKeyAtoms, kTiles / 2, C.head_dim_v / 16>(
+            dp, dp_v, kDimVBytes, dp_dout + dout_at + row * kDimVBytes, kDimVBytes);
+        float delta[kTiles][2];
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+          delta[i][0] = ptx::ld_shared_f32(values + i * 64 + 4);
+          delta[i][1] = ptx::ld_shared_f32(values + i * 64 + 12);
+        }
+        u32 ds[kKeyAtoms][kTiles][2];
+#pragma unroll
+        for (int m = 0; m < kKeyAtoms; ++m) {
+          score_gradients<C>(
+              score, dp[m], factor[m], [&](int i, int j) { return delta[i][j % 2]; }, hidden(m),
+              dropped[m], ds[m]);
+          store_scores<C.stmatrix, kScoreBytes>(scores_at + m * 16 * kScoreBytes + row * 2, ds[m]);
+        }
+        multiply_pairs<C.element, kKeyAtoms, kDimPieces, kTiles / 2>(
+            dk, ds, dk_b + q_at + row * kDimBytes, kDimBytes);
+      };
+      if (full) {
+#pragma unroll 1
+        for (int row = 0; row < C.tile_q; row += 32) add_rows(row, Constant<false>{});
+      } else {
+        u32 seen_rows = 0;
+#pragma unroll 1
+        for (int row = 0; row < C.tile_q; row += 32) {
+          Interval seen;
+          ptx::ld_shared_v2(shared + kPlan.row_bounds + (stage * C.tile_q + row + lane) * 8,
+                            seen.begin, seen.end);
+          if (ptx::ballot(seen.meets({score_key, score_key + C.score_keys()})) == 0) continue;
+          seen_rows |= 1u << row / 32;
+          add_rows(row, Constant<true>{});
+        }
+        if (lane_again() == 0) {
+          ptx::st_shared_u32(shared + kPlan.visible + warp_again() * 4, seen_rows);
+        }
+      }
+      ptx::bar_sync(0, C.threads());  // B
+      if constexpr (C.stages == 1) request_next();
+      see_pieces();
       add_dq();
     } else {
-      // Half of the warps go the other way round: while one half of a scheduler's warps works out
-      // addresses and adds to dQ, the other multiplies.
-      const bool late = warp >= C.warps / 2;
-      if (late) {
-        request_next();
-        add_dkv();
+      // P and dS of this warp's part, straight from products to shared memory.
+      const auto scores = [&](auto masked) {
+        constexpr bool kMasked = decltype(masked)::value;
+        const ScoreParams score{p.scale_log2, p.softcap_scale, p.dropout.keep_scale};
+        u32 dropped[kScoreAtoms] = {};
+        if constexpr (C.dropout) {
+          static_assert(kScorePieces <= 4);
+          const DropoutTile dropout = dropout_of(score_row);
+#pragma unroll
+          for (int m = 0; m < kScoreAtoms; ++m) {
+            for_each_dropped<kScorePieces * 2>(
+                dropout, m * 16, first_key() + score_key,
+                [&](int i, int j) { dropped[m] |= 1u << (i * 4 + j); });
+          }
+        }
+        const u32 bounds =
+            shared + kPlan.row_bounds + (stage * C.tile_q + score_row + lane / 4) * 8;
+        const int key = score_key + lane % 4 * 2;
+        float s[kScoreAtoms][kScorePieces * 2][4] = {};
+        multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim / 16>(
+            s, s_q + q_at, kDimBytes, s_k, kDimBytes);
+        float lse[kScoreAtoms][2];
+        float delta[kScoreAtoms][2];
+#pragma unroll
+        for (int m = 0; m < kScoreAtoms; ++m) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            ptx::ld_shared_v2(values_at + (stage * C.tile_q + m * 16 + r * 8) * 8, lse[m][r],
+                              delta[m][r]);
+          }
+        }
+        const auto hidden = [&](int m) {
+          return [&, m](auto&& hide) {
+            if constexpr (kMasked) {
+              for_each_hidden_key<kScorePieces * 2>(bounds + m * 16 * 8, key, hide);
+            }
+          };
+        };
+        u32 factor[kScoreAtoms][kScorePieces * 2][2];
+#pragma unroll
+        for (int m = 0; m < kScoreAtoms; ++m) {
+          u32 kept[kScorePieces * 2][2];
+          probabilities<C>(
+              score, s[m], [&](int, int j) { return lse[m][j / 2]; }, hidden(m), dropped[m], kept,
+              factor[m]);
+          store_scores<C.stmatrix, kScoreBytes>(scores_at + m * 16 * kScoreBytes, kept);
+        }
+        float dp[kScoreAtoms][kScorePieces * 2][4] = {};
+        multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim_v / 16>(
+            dp, dp_dout + dout_at, kDimVBytes, dp_v, kDimVBytes);
+#pragma unroll
+        for (int m = 0; m < kScoreAtoms; ++m) {
+          u32 ds[kScorePieces * 2][2];
+          score_gradients<C>(
+              score, dp[m], factor[m], [&](int, int j) { return delta[m][j / 2]; }, hidden(m),
+              dropped[m], ds);
+          store_scores<C.stmatrix, kScoreBytes>(scores_at + kFromPToDs + m * 16 * kScoreBytes, ds);
+        }
+      };
+      if (full) {
+        scores(Constant<false>{});
+      } else {
+        bool meets = false;
+        for (int row = lane; row < C.score_rows(); row += 32) {
+          Interval seen;
+          ptx::ld_shared_v2(shared + kPlan.row_bounds + (stage * C.tile_q + score_row + row) * 8,
+                            seen.begin, seen.end);
+          meets = meets || seen.meets({score_key, score_key + C.score_keys()});
+        }
+        const bool sees = ptx::ballot(meets) != 0;
+        if (lane == 0) ptx::st_shared_u32(shared + kPlan.visible + warp * 4, sees ? 1 : 0);
+        if (sees) scores(Constant<true>{});
       }
-      add_dq();
-      if (!late) {
+      ptx::bar_sync(0, C.threads());  // B
+      see_pieces();
+      const auto add_dkv_rows = [&](int row, auto rows_at_once) {
+        constexpr int kSteps = decltype(rows_at_once)::value / 16;
+        multiply_columns<C.element, kKeyAtoms, kDimVPieces, kSteps, true>(
+            dv, dkv_a + row * kScoreBytes, kScoreBytes, dv_b + dout_at + row * kDimVBytes,
+            kDimVBytes);
+        multiply_columns<C.element, kKeyAtoms, kDimPieces, kSteps, true>(
+            dk, dkv_a + kFromPToDs + row * kScoreBytes, kScoreBytes, dk_b + q_at + row * kDimBytes,
+            kDimBytes);
+      };
+      const auto add_dkv = [&] {
+        if (full) {
+          add_dkv_rows(0, Constant<C.tile_q>{});
+        } else {
+#pragma unroll 1
+          for (int row = 0; row < C.tile_q; row += C.score_rows()) {
+            if (piece_visible(row, grad_key)) add_dkv_rows(row, Constant<C.score_rows()>{});
+          }
+        }
+      };
+      if constexpr (C.stages == 1) {
+        add_dkv();
+        ptx::bar_sync(0, C.threads());  // C
+        request_next();
+        add_dq();
+      } else if constexpr (C.ctas_per_sm > 1) {
         request_next();
         add_dkv();
+        add_dq();
+      } else {
+        // Half of the warps go the other way round: while one half of a scheduler's warps works out
+        // addresses and adds to dQ, the other multiplies.
+        const bool late = warp >= C.warps / 2;
+        if (late) {
+          request_next();
+          add_dkv();
+        }
+        add_dq();
+        if (!late) {
+          request_next();
+          add_dkv();
+        }
       }
     }
   }

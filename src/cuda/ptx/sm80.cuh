@@ -63,6 +63,22 @@ __device__ __forceinline__ u32 shared_base() {
 #endif
 }
 
+__device__ __forceinline__ u32 bits_of(float x) {
+#if defined(STEPWELL_HOST_MODEL)
+  return __builtin_bit_cast(u32, x);
+#else
+  return __float_as_uint(x);
+#endif
+}
+
+__device__ __forceinline__ float float_of(u32 x) {
+#if defined(STEPWELL_HOST_MODEL)
+  return __builtin_bit_cast(float, x);
+#else
+  return __uint_as_float(x);
+#endif
+}
+
 // ---- ld.shared, st.shared ----------------------------------------------------------------------
 
 __device__ __forceinline__ U32x4 ld_shared_v4(u32 address, Loc loc = Loc::current()) {
@@ -86,6 +102,10 @@ __device__ __forceinline__ u32 ld_shared_u32(u32 address, Loc loc = Loc::current
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
 #endif
   return v;
+}
+
+__device__ __forceinline__ float ld_shared_f32(u32 address, Loc loc = Loc::current()) {
+  return float_of(ld_shared_u32(address, loc));
 }
 
 __device__ __forceinline__ void st_shared_u32(u32 address, u32 v, Loc loc = Loc::current()) {
@@ -256,22 +276,6 @@ __device__ __forceinline__ U32x4 ld_global_v4(const void* from, Loc loc = Loc::c
 }
 
 // ---- arithmetic --------------------------------------------------------------------------------
-
-__device__ __forceinline__ u32 bits_of(float x) {
-#if defined(STEPWELL_HOST_MODEL)
-  return __builtin_bit_cast(u32, x);
-#else
-  return __float_as_uint(x);
-#endif
-}
-
-__device__ __forceinline__ float float_of(u32 x) {
-#if defined(STEPWELL_HOST_MODEL)
-  return __builtin_bit_cast(float, x);
-#else
-  return __uint_as_float(x);
-#endif
-}
 
 __device__ __forceinline__ float ex2_approx(float x) {
 #if defined(STEPWELL_HOST_MODEL)
