@@ -324,6 +324,95 @@ struct KeyTileWalk {
   i32 clean_keys;  // 1 or 0
 };
 
+/// A thread's place in the products of a tile, and where its operands lie in shared memory.
+template <BackwardConfig C>
+struct ThreadPlace {
+  u32 shared;
+  int thread;
+
+  static constexpr BackwardPlan kPlan = backward_plan(C);
+  static constexpr int kDimBytes = padded_row_bytes(C.head_dim);
+  static constexpr int kDimVBytes = padded_row_bytes(C.head_dim_v);
+  static constexpr int kScoreBytes = padded_row_bytes(C.by_key() ? C.tile_q : C.tile_kv);
+  static constexpr int kWarpsKv = C.tile_kv / C.score_keys();
+  static constexpr int kDimWarps = C.warps / C.warps_key;
+
+  __device__ __forceinline__ int warp() const { return thread / 32; }
+  __device__ __forceinline__ int lane() const { return thread % 32; }
+
+  // The warp's part of S: rows of queries, keys; of dK and dV; of dQ.
+  __device__ __forceinline__ int score_row() const { return warp() / kWarpsKv * C.score_rows(); }
+  __device__ __forceinline__ int score_key() const { return warp() % kWarpsKv * C.score_keys(); }
+  __device__ __forceinline__ int grad_key() const {
+    return warp() % C.warps_key * (C.tile_kv / C.warps_key);
+  }
+  __device__ __forceinline__ int grad_dim() const {
+    return warp() / C.warps_key * (C.head_dim / kDimWarps);
+  }
+  __device__ __forceinline__ int grad_dim_v() const {
+    return warp() / C.warps_key * (C.head_dim_v / kDimWarps);
+  }
+  __device__ __forceinline__ int dq_row() const {
+    return warp() % C.warps_dq * (C.tile_q / C.warps_dq);
+  }
+  __device__ __forceinline__ int dq_dim() const {
+    return warp() / C.warps_dq * (C.head_dim / (C.warps / C.warps_dq));
+  }
+
+  // S and dP: queries and keys; by key the keys are the rows.
+  __device__ __forceinline__ u32 s_q() const {
+    return shared + kPlan.q + score_row() * kDimBytes + query_offset(kDimBytes);
+  }
+  __device__ __forceinline__ u32 s_k() const {
+    return shared + kPlan.k + score_key() * kDimBytes + key_offset(kDimBytes);
+  }
+  __device__ __forceinline__ u32 dp_dout() const {
+    return shared + kPlan.dout + score_row() * kDimVBytes + query_offset(kDimVBytes);
+  }
+  __device__ __forceinline__ u32 dp_v() const {
+    return shared + kPlan.v + score_key() * kDimVBytes + key_offset(kDimVBytes);
+  }
+  // P (dS lies kPlan.ds - kPlan.p behind) as written; by key dS.
+  __device__ __forceinline__ u32 scores_at() const {
+    const u32 at = C.by_key() ? kPlan.ds + score_key() * kScoreBytes
+                              : kPlan.p + score_row() * kScoreBytes + score_key() * 2;
+    return shared + at +
+           (C.stmatrix ? rows_first(lane(), kScoreBytes)
+                       : lane() / 4 * kScoreBytes + lane() % 4 * 4);
+  }
+  // dV and dK: P^T, dO and Q.
+  __device__ __forceinline__ u32 dkv_a() const {
+    return shared + kPlan.p + grad_key() * 2 + columns_first(lane(), kScoreBytes);
+  }
+  __device__ __forceinline__ u32 dv_b() const {
+    return shared + kPlan.dout + grad_dim_v() * 2 + rows_first(lane(), kDimVBytes);
+  }
+  __device__ __forceinline__ u32 dk_b() const {
+    return shared + kPlan.q + grad_dim() * 2 + rows_first(lane(), kDimBytes);
+  }
+  // dQ: dS and K.
+  __device__ __forceinline__ u32 dq_a() const {
+    return shared + kPlan.ds +
+           (C.by_key() ? dq_row() * 2 + columns_first(lane(), kScoreBytes)
+                       : dq_row() * kScoreBytes + rows_first(lane(), kScoreBytes));
+  }
+  __device__ __forceinline__ u32 dq_b() const {
+    return shared + kPlan.k + dq_dim() * 2 + rows_first(lane(), kDimBytes);
+  }
+  // Log-sum-exp and delta of the lane's first row of S.
+  __device__ __forceinline__ u32 values_at() const {
+    return shared + kPlan.row_values + (score_row() + lane() / 4) * 8;
+  }
+
+ private:
+  __device__ __forceinline__ u32 query_offset(int bytes) const {
+    return C.by_key() ? columns_first(lane(), bytes) : rows_first(lane(), bytes);
+  }
+  __device__ __forceinline__ u32 key_offset(int bytes) const {
+    return C.by_key() ? rows_first(lane(), bytes) : columns_first(lane(), bytes);
+  }
+};
+
 /// A CTA's tile of keys.
 struct KeyTile {
   geometry::Sample sample;
@@ -447,14 +536,15 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   i32 next_tile = 0;
   i32 next_end = 0;
   u32 next_slot = shared + kPlan.runs + warp * (2 * kRunBytes);
-  // Goes on to a tile at or after next_tile, in this run or a later one; false at the end. A later
-  // one takes the slot that the tile at hand leaves free.
+  // Goes on to a tile at or after next_tile, in this run or a later one; at the end none is left. A
+  // later one takes the slot that the tile at hand leaves free.
+  const auto left = [&] { return next_tile < next_end; };
   const auto find = [&] {
-    if (next_tile < next_end) return true;
+    if (left()) return;
     KeyTileWalk walk;
     ptx::ld_shared_object(shared + kPlan.walk, walk);
-    while (next_tile >= next_end) {
-      if (++next_run == p.group() * walk.segments) return false;
+    while (!left()) {
+      if (++next_run == p.group() * walk.segments) return;
       const i32 segment = walk.first_segment + next_run % walk.segments;
       const u32 queries_at = shared + kPlan.walks + (segment < views ? 0 : kWalkBytes);
       ptx::ld_shared_v2(queries_at, next_tile, next_end);
@@ -487,7 +577,6 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       ptx::st_shared_object(next_slot, run);
     }
     ptx::syncwarp();
-    return true;
   };
   bool next_full = false;  // whether each row of the next tile sees every key
   const auto request = [&](int stage) {
@@ -531,53 +620,26 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
                                                       p.head_dim_v);
     ptx::cp_async_commit_group();
   };
-  bool more = find();
-  if (more) request(0);
+  find();
+  if (left()) request(0);
 
   float dk[kKeyAtoms][kDimPieces * 2][4] = {};
   float dv[kKeyAtoms][kDimVPieces * 2][4] = {};
-  const int score_row = warp / kWarpsKv * C.score_rows();  // this warp's part of S
-  const int score_key = warp % kWarpsKv * C.score_keys();
-  const int grad_key = warp % C.warps_key * (kKeyAtoms * 16);  // its part of dK and dV
-  const int grad_dim = warp / C.warps_key * (kDimPieces * 16);
-  const int grad_dim_v = warp / C.warps_key * (kDimVPieces * 16);
-  // And of dQ. Asked for again where needed: registers are short.
-  const auto dq_row_of = [](int w) { return w % C.warps_dq * (kDqAtoms * 16); };
-  const auto dq_dim_of = [](int w) { return w / C.warps_dq * (kDqPieces * 16); };
-  const auto warp_again = [] { return static_cast<int>(ptx::thread_index_again()) / 32; };
-  const auto lane_again = [] { return static_cast<int>(ptx::thread_index_again()) % 32; };
-
-  // This lane's addresses in shared memory.
-  const auto query_lane = [&](int bytes) {
-    return C.by_key() ? columns_first(lane, bytes) : rows_first(lane, bytes);
+  // This thread's place in the products and its addresses in shared memory. Kernels with more to
+  // hold work them out anew where they are needed.
+  const auto here = [&] {
+    constexpr bool kAgain = C.softcap || C.dropout;
+    return ThreadPlace<C>{shared, kAgain ? static_cast<int>(ptx::thread_index_again()) : thread};
   };
-  const auto key_lane = [&](int bytes) {
-    return C.by_key() ? rows_first(lane, bytes) : columns_first(lane, bytes);
+  const auto again = [&] {
+    return ThreadPlace<C>{shared, static_cast<int>(ptx::thread_index_again())};
   };
-  const u32 s_q = shared + kPlan.q + score_row * kDimBytes + query_lane(kDimBytes);
-  const u32 s_k = shared + kPlan.k + score_key * kDimBytes + key_lane(kDimBytes);
-  const u32 dp_dout = shared + kPlan.dout + score_row * kDimVBytes + query_lane(kDimVBytes);
-  const u32 dp_v = shared + kPlan.v + score_key * kDimVBytes + key_lane(kDimVBytes);
-  const u32 dkv_a = shared + kPlan.p + grad_key * 2 + columns_first(lane, kScoreBytes);
-  const u32 dv_b = shared + kPlan.dout + grad_dim_v * 2 + rows_first(lane, kDimVBytes);
-  const u32 dk_b = shared + kPlan.q + grad_dim * 2 + rows_first(lane, kDimBytes);
-  const u32 dq_a = shared + kPlan.ds +
-                   (C.by_key() ? dq_row_of(warp) * 2 + columns_first(lane, kScoreBytes)
-                               : dq_row_of(warp) * kScoreBytes + rows_first(lane, kScoreBytes));
-  const u32 dq_b = shared + kPlan.k + dq_dim_of(warp) * 2 + rows_first(lane, kDimBytes);
-  const u32 values_at = shared + kPlan.row_values + (score_row + lane / 4) * 8;
-  const u32 store_lane =
-      C.stmatrix ? rows_first(lane, kScoreBytes) : lane / 4 * kScoreBytes + lane % 4 * 4;
-  const u32 scores_at = shared +
-                        (C.by_key() ? kPlan.ds + score_key * kScoreBytes
-                                    : kPlan.p + score_row * kScoreBytes + score_key * 2) +
-                        store_lane;
   static_assert(
       C.tile_kv / C.warps_key <= C.score_keys() && C.tile_q / C.warps_dq <= C.score_rows(),
       "a warp's keys of dK and rows of dQ lie in one piece of S");
   constexpr u32 kFromPToDs = kPlan.ds - kPlan.p;
 
-  for (int turn = 0; more; ++turn) {
+  for (int turn = 0; left(); ++turn) {
     const i32 first_row = next_tile * C.tile_q;
     const u32 run = next_slot;
     const bool full = next_full;
@@ -599,18 +661,18 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     };
     const auto request_next = [&] {
       ++next_tile;
-      more = find();
-      if (more) request(C.stages == 2 ? stage ^ 1 : 0);
+      find();
+      if (left()) request(C.stages == 2 ? stage ^ 1 : 0);
     };
 
-    // One bit for each warp's part of S (by key: of the rows of this warp's dQ). Straight code
-    // where all are visible: branches between the products would keep loads of one from starting
-    // during another.
+    // One bit for each warp's part of S (by key: of the rows of this warp's dQ).
+    // Straight code where all are visible: branches between the products would keep loads of one
+    // from starting during another.
     u32 visible = ~0u;
     const auto see_pieces = [&] {
       if (full) return;
-      const int piece = C.by_key() ? dq_row_of(warp_again()) / C.score_rows() : 0;
-      const int from = lane_again();
+      const int piece = C.by_key() ? again().dq_row() / C.score_rows() : 0;
+      const int from = again().lane();
       const u32 pieces = from < C.warps ? ptx::ld_shared_u32(shared + kPlan.visible + from * 4) : 0;
       visible = ptx::ballot((pieces >> piece & 1) != 0);
     };
@@ -622,8 +684,8 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       float dq[kDqAtoms][kDqPieces * 2][4] = {};
       const auto add_keys = [&](int key, auto keys_at_once) {
         multiply_columns<C.element, kDqAtoms, kDqPieces, decltype(keys_at_once)::value / 16,
-                         C.by_key()>(dq, dq_a + key * (C.by_key() ? kScoreBytes : 2), kScoreBytes,
-                                     dq_b + key * kDimBytes, kDimBytes);
+                         C.by_key()>(dq, again().dq_a() + key * (C.by_key() ? kScoreBytes : 2),
+                                     kScoreBytes, again().dq_b() + key * kDimBytes, kDimBytes);
       };
       bool any = full;
       if (full) {
@@ -631,15 +693,15 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       } else {
 #pragma unroll 1
         for (int key = 0; key < C.tile_kv; key += C.score_keys()) {
-          if (!piece_visible(dq_row_of(warp_again()), key)) continue;
+          if (!piece_visible(again().dq_row(), key)) continue;
           any = true;
           add_keys(key, Constant<C.score_keys()>{});
         }
       }
       if (!any) return;
-      const i32 row = first_row + dq_row_of(warp_again());
+      const i32 row = first_row + again().dq_row();
       float* const to = ptx::ld_shared_pointer<float>(run + kRunDqSum) +
-                        sum_index(row, dq_dim_of(warp_again()), C.head_dim) + lane_again() * 4;
+                        sum_index(row, again().dq_dim(), C.head_dim) + again().lane() * 4;
       const i32 left = full ? C.tile_q : static_cast<i32>(ptx::ld_shared_u32(run + kRunLen)) - row;
 #pragma unroll
       for (int m = 0; m < kDqAtoms; ++m) {
@@ -657,12 +719,12 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         constexpr int kTiles = 4;  // 32 rows
         const ScoreParams score{p.scale_log2, p.softcap_scale, p.dropout.keep_scale};
         const int first = stage * C.tile_q + row;
-        const u32 bounds = shared + kPlan.row_bounds + (first + lane % 4 * 2) * 8;
-        const int key = score_key + lane / 4;
+        const u32 bounds = shared + kPlan.row_bounds + (first + here().lane() % 4 * 2) * 8;
+        const int key = here().score_key() + here().lane() / 4;
         float s[kKeyAtoms][kTiles][4] = {};
         multiply_rows<C.element, kKeyAtoms, kTiles / 2, C.head_dim / 16>(
-            s, s_k, kDimBytes, s_q + q_at + row * kDimBytes, kDimBytes);
-        const u32 values = shared + kPlan.row_values + (first + lane % 4 * 2) * 8;
+            s, again().s_k(), kDimBytes, here().s_q() + q_at + row * kDimBytes, kDimBytes);
+        const u32 values = shared + kPlan.row_values + (first + here().lane() % 4 * 2) * 8;
         float lse[kTiles][2];
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
@@ -679,7 +741,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
           const DropoutTile dropout = dropout_of(row);
 #pragma unroll
           for (int m = 0; m < kKeyAtoms; ++m) {
-            for_each_dropped_by_key<kTiles>(dropout, 0, first_key() + score_key + m * 16,
+            for_each_dropped_by_key<kTiles>(dropout, 0, first_key() + here().score_key() + m * 16,
                                             [&](int i, int j) { dropped[m] |= 1u << (i * 4 + j); });
           }
         }
@@ -692,10 +754,11 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
               kept[m], factor[m]);
         }
         multiply_pairs<C.element, kKeyAtoms, kDimVPieces, kTiles / 2>(
-            dv, kept, dv_b + dout_at + row * kDimVBytes, kDimVBytes);
+            dv, kept, here().dv_b() + dout_at + row * kDimVBytes, kDimVBytes);
         float dp[kKeyAtoms][kTiles][4] = {};
         multiply_rows<C.element, kKeyAtoms, kTiles / 2, C.head_dim_v / 16>(
-            dp, dp_v, kDimVBytes, dp_dout + dout_at + row * kDimVBytes, kDimVBytes);
+            dp, again().dp_v(), kDimVBytes, here().dp_dout() + dout_at + row * kDimVBytes,
+            kDimVBytes);
         float delta[kTiles][2];
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
@@ -708,10 +771,11 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
           score_gradients<C>(
               score, dp[m], factor[m], [&](int i, int j) { return delta[i][j % 2]; }, hidden(m),
               dropped[m], ds[m]);
-          store_scores<C.stmatrix, kScoreBytes>(scores_at + m * 16 * kScoreBytes + row * 2, ds[m]);
+          store_scores<C.stmatrix, kScoreBytes>(
+              again().scores_at() + m * 16 * kScoreBytes + row * 2, ds[m]);
         }
         multiply_pairs<C.element, kKeyAtoms, kDimPieces, kTiles / 2>(
-            dk, ds, dk_b + q_at + row * kDimBytes, kDimBytes);
+            dk, ds, here().dk_b() + q_at + row * kDimBytes, kDimBytes);
       };
       if (full) {
 #pragma unroll 1
@@ -721,14 +785,17 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
 #pragma unroll 1
         for (int row = 0; row < C.tile_q; row += 32) {
           Interval seen;
-          ptx::ld_shared_v2(shared + kPlan.row_bounds + (stage * C.tile_q + row + lane) * 8,
-                            seen.begin, seen.end);
-          if (ptx::ballot(seen.meets({score_key, score_key + C.score_keys()})) == 0) continue;
+          ptx::ld_shared_v2(
+              shared + kPlan.row_bounds + (stage * C.tile_q + row + here().lane()) * 8, seen.begin,
+              seen.end);
+          if (ptx::ballot(seen.meets({here().score_key(), here().score_key() + C.score_keys()})) ==
+              0)
+            continue;
           seen_rows |= 1u << row / 32;
           add_rows(row, Constant<true>{});
         }
-        if (lane_again() == 0) {
-          ptx::st_shared_u32(shared + kPlan.visible + warp_again() * 4, seen_rows);
+        if (again().lane() == 0) {
+          ptx::st_shared_u32(shared + kPlan.visible + again().warp() * 4, seen_rows);
         }
       }
       ptx::bar_sync(0, C.threads());  // B
@@ -743,28 +810,28 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         u32 dropped[kScoreAtoms] = {};
         if constexpr (C.dropout) {
           static_assert(kScorePieces <= 4);
-          const DropoutTile dropout = dropout_of(score_row);
+          const DropoutTile dropout = dropout_of(here().score_row());
 #pragma unroll
           for (int m = 0; m < kScoreAtoms; ++m) {
             for_each_dropped<kScorePieces * 2>(
-                dropout, m * 16, first_key() + score_key,
+                dropout, m * 16, first_key() + here().score_key(),
                 [&](int i, int j) { dropped[m] |= 1u << (i * 4 + j); });
           }
         }
-        const u32 bounds =
-            shared + kPlan.row_bounds + (stage * C.tile_q + score_row + lane / 4) * 8;
-        const int key = score_key + lane % 4 * 2;
+        const u32 bounds = shared + kPlan.row_bounds +
+                           (stage * C.tile_q + here().score_row() + here().lane() / 4) * 8;
+        const int key = here().score_key() + here().lane() % 4 * 2;
         float s[kScoreAtoms][kScorePieces * 2][4] = {};
         multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim / 16>(
-            s, s_q + q_at, kDimBytes, s_k, kDimBytes);
+            s, here().s_q() + q_at, kDimBytes, here().s_k(), kDimBytes);
         float lse[kScoreAtoms][2];
         float delta[kScoreAtoms][2];
 #pragma unroll
         for (int m = 0; m < kScoreAtoms; ++m) {
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
-            ptx::ld_shared_v2(values_at + (stage * C.tile_q + m * 16 + r * 8) * 8, lse[m][r],
-                              delta[m][r]);
+            ptx::ld_shared_v2(here().values_at() + (stage * C.tile_q + m * 16 + r * 8) * 8,
+                              lse[m][r], delta[m][r]);
           }
         }
         const auto hidden = [&](int m) {
@@ -781,32 +848,35 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
           probabilities<C>(
               score, s[m], [&](int, int j) { return lse[m][j / 2]; }, hidden(m), dropped[m], kept,
               factor[m]);
-          store_scores<C.stmatrix, kScoreBytes>(scores_at + m * 16 * kScoreBytes, kept);
+          store_scores<C.stmatrix, kScoreBytes>(here().scores_at() + m * 16 * kScoreBytes, kept);
         }
         float dp[kScoreAtoms][kScorePieces * 2][4] = {};
         multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim_v / 16>(
-            dp, dp_dout + dout_at, kDimVBytes, dp_v, kDimVBytes);
+            dp, here().dp_dout() + dout_at, kDimVBytes, here().dp_v(), kDimVBytes);
 #pragma unroll
         for (int m = 0; m < kScoreAtoms; ++m) {
           u32 ds[kScorePieces * 2][2];
           score_gradients<C>(
               score, dp[m], factor[m], [&](int, int j) { return delta[m][j / 2]; }, hidden(m),
               dropped[m], ds);
-          store_scores<C.stmatrix, kScoreBytes>(scores_at + kFromPToDs + m * 16 * kScoreBytes, ds);
+          store_scores<C.stmatrix, kScoreBytes>(
+              here().scores_at() + kFromPToDs + m * 16 * kScoreBytes, ds);
         }
       };
       if (full) {
         scores(Constant<false>{});
       } else {
         bool meets = false;
-        for (int row = lane; row < C.score_rows(); row += 32) {
+        for (int row = here().lane(); row < C.score_rows(); row += 32) {
           Interval seen;
-          ptx::ld_shared_v2(shared + kPlan.row_bounds + (stage * C.tile_q + score_row + row) * 8,
-                            seen.begin, seen.end);
-          meets = meets || seen.meets({score_key, score_key + C.score_keys()});
+          ptx::ld_shared_v2(
+              shared + kPlan.row_bounds + (stage * C.tile_q + here().score_row() + row) * 8,
+              seen.begin, seen.end);
+          meets = meets || seen.meets({here().score_key(), here().score_key() + C.score_keys()});
         }
         const bool sees = ptx::ballot(meets) != 0;
-        if (lane == 0) ptx::st_shared_u32(shared + kPlan.visible + warp * 4, sees ? 1 : 0);
+        if (here().lane() == 0)
+          ptx::st_shared_u32(shared + kPlan.visible + here().warp() * 4, sees ? 1 : 0);
         if (sees) scores(Constant<true>{});
       }
       ptx::bar_sync(0, C.threads());  // B
@@ -814,11 +884,11 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       const auto add_dkv_rows = [&](int row, auto rows_at_once) {
         constexpr int kSteps = decltype(rows_at_once)::value / 16;
         multiply_columns<C.element, kKeyAtoms, kDimVPieces, kSteps, true>(
-            dv, dkv_a + row * kScoreBytes, kScoreBytes, dv_b + dout_at + row * kDimVBytes,
-            kDimVBytes);
+            dv, here().dkv_a() + row * kScoreBytes, kScoreBytes,
+            here().dv_b() + dout_at + row * kDimVBytes, kDimVBytes);
         multiply_columns<C.element, kKeyAtoms, kDimPieces, kSteps, true>(
-            dk, dkv_a + kFromPToDs + row * kScoreBytes, kScoreBytes, dk_b + q_at + row * kDimBytes,
-            kDimBytes);
+            dk, here().dkv_a() + kFromPToDs + row * kScoreBytes, kScoreBytes,
+            here().dk_b() + q_at + row * kDimBytes, kDimBytes);
       };
       const auto add_dkv = [&] {
         if (full) {
@@ -826,7 +896,8 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         } else {
 #pragma unroll 1
           for (int row = 0; row < C.tile_q; row += C.score_rows()) {
-            if (piece_visible(row, grad_key)) add_dkv_rows(row, Constant<C.score_rows()>{});
+            if (piece_visible(row, here().grad_key()))
+              add_dkv_rows(row, Constant<C.score_rows()>{});
           }
         }
       };
@@ -842,7 +913,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       } else {
         // Half of the warps go the other way round: while one half of a scheduler's warps works out
         // addresses and adds to dQ, the other multiplies.
-        const bool late = warp >= C.warps / 2;
+        const bool late = here().warp() >= C.warps / 2;
         if (late) {
           request_next();
           add_dkv();
@@ -866,16 +937,16 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           ptx::st_shared_u32(
-              to + (grad_key + m * 16 + r * 8 + lane / 4) * row_bytes + dim * 2 + i * 16 +
-                  lane % 4 * 4,
+              to + (here().grad_key() + m * 16 + r * 8 + here().lane() / 4) * row_bytes + dim * 2 +
+                  i * 16 + here().lane() % 4 * 4,
               ptx::cvt_x2_f32<C.element>(sums[m][i][2 * r] * scale, sums[m][i][2 * r + 1] * scale));
         }
       }
     }
     static_cast<void>(pieces);
   };
-  store(dk, kDimPieces, shared + kPlan.k, kDimBytes, grad_dim, p.softmax_scale);
-  store(dv, kDimVPieces, shared + kPlan.v, kDimVBytes, grad_dim_v, 1.0f);
+  store(dk, kDimPieces, shared + kPlan.k, kDimBytes, here().grad_dim(), p.softmax_scale);
+  store(dv, kDimVPieces, shared + kPlan.v, kDimVBytes, here().grad_dim_v(), 1.0f);
   ptx::bar_sync(0, C.threads());
   const KeyTile tile = locate_key_tile<C>(
       p, tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index_again<0>())));
