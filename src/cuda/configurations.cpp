@@ -44,14 +44,28 @@ constexpr ForwardTiles kForwardTiles[] = {
 
 // O takes head_dim_v registers of a thread with 32 rows a warp, and half of that with 16; S takes
 // tile_kv, and half. Past 128 + 64 the compiler spills; with dropout's counters past 64 + 64.
-bool has_registers(const ForwardTiles& tiles, const KernelTraits& traits) {
-  return tiles.rows_per_warp == 16 ||
-         native_head_dim(traits.head_dim_v) <= (traits.dropout ? 64 : 128);
+// The compilers for compute capabilities from 10 on spill a little earlier.
+bool has_registers(const ForwardTiles& tiles, const KernelTraits& traits,
+                   const DeviceLimits& limits) {
+  if (tiles.rows_per_warp == 16) return true;
+  const int head_dim = native_head_dim(traits.head_dim);
+  const int head_dim_v = native_head_dim(traits.head_dim_v);
+  const bool plain = !traits.softcap && head_dim == head_dim_v;
+  if (limits.major >= 10 && tiles.tile_kv == 64 && head_dim_v > 96 && !plain) return false;
+  return head_dim_v <= (traits.dropout ? 64 : 128);
 }
 
 // --------------------------------------------------------------------------------------- backward
 
+/// Which kernels have the registers for a choice of tiles; measured by compiling all.
+enum class Needs {
+  kAny,
+  kLean,      // no softcap and no dropout; head dims past 64, the smaller ones are faster below
+  kLeanBf16,  // and bf16, for compute capabilities below 10
+};
+
 struct BackwardTiles {
+  Needs needs;
   int warps;
   int tile_q;
   int tile_kv;
@@ -64,14 +78,13 @@ struct BackwardTiles {
 
 // The best first.
 constexpr BackwardTiles kBackwardTiles[] = {
-    {4, 64, 64, 2, 2, 2, 1, 2},   // fastest at head dims 64 and 128
-    {8, 64, 128, 2, 4, 2, 1, 1},  // as fast at 128, where two CTAs with the former do not fit
-    {4, 32, 64, 2, 2, 2, 1, 2},
-    {8, 64, 64, 2, 4, 2, 1, 1},  // dK and dV in half as many registers: head dims 192 and 256
-    {8, 64, 64, 2, 4, 4, 1, 1},  // the same where warps cannot share head dim 96 by four
-    {8, 32, 64, 2, 4, 2, 1, 1},  // head dim 192 in 99 KB
-    {4, 32, 64, 2, 2, 2, 1, 1},
-    {4, 32, 32, 2, 2, 2, 1, 1},  // head dim 256 in 99 KB
+    {Needs::kLeanBf16, 4, 64, 128, 0, 4, 2, 1, 2},  // by key: 1.3 times the next at head dim 64
+    {Needs::kLean, 8, 64, 128, 2, 4, 2, 2, 1},      // fastest at 128
+    {Needs::kAny, 4, 64, 64, 2, 2, 2, 2, 2},
+    {Needs::kAny, 8, 64, 64, 4, 2, 4, 2, 1},  // dK and dV in half as many registers
+    {Needs::kAny, 8, 64, 64, 4, 2, 4, 1, 1},
+    {Needs::kAny, 4, 32, 64, 2, 2, 2, 1, 1},
+    {Needs::kAny, 4, 32, 32, 2, 2, 2, 1, 1},  // head dim 256 in 99 KB
 };
 
 // A warp's keys of dK and dV, and its rows of dQ, lie in one piece of S: unseen pieces are not
@@ -83,20 +96,28 @@ bool stays_in_pieces(const BackwardConfig& c) {
 // Every warp has whole fragments of 16 rows and 16 columns of each product.
 bool divides(const BackwardConfig& c) {
   const int warps_dim = c.warps / c.warps_key;
-  return c.tile_q % (16 * c.warps_q) == 0 && c.tile_kv % (16 * (c.warps / c.warps_q)) == 0 &&
+  return c.tile_q % c.score_rows() == 0 && c.score_rows() % 16 == 0 && c.score_keys() % 16 == 0 &&
          c.tile_kv % (16 * c.warps_key) == 0 && c.head_dim % (16 * warps_dim) == 0 &&
          c.head_dim_v % (16 * warps_dim) == 0 && c.tile_q % (16 * c.warps_dq) == 0 &&
          c.head_dim % (16 * (c.warps / c.warps_dq)) == 0;
 }
 
-// dK and dV stay in registers; S and dP, and after them a part of dQ, come and go. What else a
-// thread needs fits the 63 registers that remain; dropout's numbers take as many as the scores.
-bool has_registers(const BackwardConfig& c) {
+// dK and dV stay in registers; S, then dP beside the packed P, then a part of dQ come and go. What
+// else a thread needs fits the 63 registers that remain.
+bool has_registers(const BackwardConfig& c, Needs needs, const DeviceLimits& limits) {
+  const bool lean = !c.softcap && !c.dropout;
+  if (needs == Needs::kLean && (!lean || std::max(c.head_dim, c.head_dim_v) <= 64)) return false;
+  if (needs == Needs::kLeanBf16 &&
+      !(lean && c.element == Element::kBFloat16 && limits.major < 10)) {
+    return false;
+  }
   const int gradients = c.tile_kv * (c.head_dim + c.head_dim_v) / c.threads();
-  const int scores = 2 * c.tile_q * c.tile_kv / c.threads();
-  const int numbers = c.dropout ? scores : 0;
+  const int scores = c.by_key() ? 32 * c.score_keys() / 32 : c.tile_q * c.tile_kv / c.threads();
   const int dq = c.tile_q * c.head_dim / c.threads();
-  return gradients + std::max(scores + numbers, dq) <= 192;
+  // The compilers for compute capabilities from 10 on spill a little earlier.
+  const bool early = limits.major >= 10;
+  return gradients + scores + scores / 2 <= (early && !lean ? 128 : 184) &&
+         gradients + dq <= (early && c.tile_kv == 128 ? 168 : 192);
 }
 
 }  // namespace
@@ -112,7 +133,7 @@ ForwardConfig forward_config(const KernelTraits& traits, const DeviceLimits& lim
                                .ctas_per_sm = tiles.ctas_per_sm,
                                .softcap = traits.softcap,
                                .dropout = traits.dropout};
-    if (has_registers(tiles, traits) &&
+    if (has_registers(tiles, traits, limits) &&
         fits(forward_plan(config).bytes, tiles.ctas_per_sm, limits)) {
       return config;
     }
@@ -135,9 +156,10 @@ BackwardConfig backward_config(const KernelTraits& traits, const DeviceLimits& l
                                 .warps_dq = tiles.warps_dq,
                                 .stages = tiles.stages,
                                 .ctas_per_sm = tiles.ctas_per_sm,
+                                .stmatrix = limits.major >= 9,
                                 .softcap = traits.softcap,
                                 .dropout = traits.dropout};
-    if (divides(config) && stays_in_pieces(config) && has_registers(config) &&
+    if (divides(config) && stays_in_pieces(config) && has_registers(config, tiles.needs, limits) &&
         fits(backward_plan(config).bytes, tiles.ctas_per_sm, limits)) {
       return config;
     }

@@ -55,7 +55,7 @@ Description describe(const ForwardKernel& kernel) {
 
 Description describe(const BackwardKernel& kernel) {
   const auto& [head_dim, head_dim_v, element, warps, tile_q, tile_kv, warps_q, warps_key, warps_dq,
-               stages, ctas_per_sm, softcap, dropout] = kernel.config;
+               stages, ctas_per_sm, stmatrix, softcap, dropout] = kernel.config;
   return {.name = fmt::format("attention_backward_sm80 dim={} dim_v={} {} {}x{}{}", head_dim,
                               head_dim_v, element_text(element), tile_q, tile_kv,
                               option_text(softcap, dropout)),
@@ -63,9 +63,9 @@ Description describe(const BackwardKernel& kernel) {
           .function = "attention_backward_sm80",
           .config_type = "BackwardConfig",
           .config_values =
-              fmt::format("{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}", head_dim,
+              fmt::format("{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}", head_dim,
                           head_dim_v, element_code(element), warps, tile_q, tile_kv, warps_q,
-                          warps_key, warps_dq, stages, ctas_per_sm, softcap, dropout),
+                          warps_key, warps_dq, stages, ctas_per_sm, stmatrix, softcap, dropout),
           .params_type = "BackwardParams",
           .ctas_per_sm = ctas_per_sm,
           .factors = {{"kernel", "backward"},
@@ -114,9 +114,10 @@ KernelKey key(int family, const ForwardKernel& kernel) {
 
 KernelKey key(int family, const BackwardKernel& kernel) {
   const auto& [head_dim, head_dim_v, element, warps, tile_q, tile_kv, warps_q, warps_key, warps_dq,
-               stages, ctas_per_sm, softcap, dropout] = kernel.config;
-  return make_key(family, {head_dim, head_dim_v, static_cast<int>(element), warps, tile_q, tile_kv,
-                           warps_q, warps_key, warps_dq, stages, ctas_per_sm, softcap, dropout});
+               stages, ctas_per_sm, stmatrix, softcap, dropout] = kernel.config;
+  return make_key(family,
+                  {head_dim, head_dim_v, static_cast<int>(element), warps, tile_q, tile_kv, warps_q,
+                   warps_key, warps_dq, stages, ctas_per_sm, stmatrix, softcap, dropout});
 }
 
 template <typename RowsKernel>

@@ -103,6 +103,7 @@ float global_add_f32(float* to, float value, Loc loc);
 // ---- warp operations, barriers -----------------------------------------------------------------
 
 void ldmatrix(u32 address, u32* rows, u32 matrices, bool transpose, Loc loc);
+void stmatrix(u32 address, const u32* rows, u32 matrices, Loc loc);
 void mma_m16n8k16(float* d, const u32* a, const u32* b, Element element, Loc loc);
 u32 shuffle(u32 value, u32 source_lane, u32 mask, bool is_xor, Loc loc);
 int redux_s32(int value, bool is_min, Loc loc);

@@ -97,6 +97,31 @@ void ldmatrix(u32 address, u32* rows, u32 matrices, bool transpose, Loc loc) {
   });
 }
 
+// ---- stmatrix ----------------------------------------------------------------------------------
+// "Warp-level matrix store instruction: stmatrix": ldmatrix the other way round.
+
+void stmatrix(u32 address, const u32* rows, u32 matrices, Loc loc) {
+  struct Args {
+    u32 address;
+    const u32* rows;
+    u32 matrices;
+    Loc loc;
+  } args{address, rows, matrices, loc};
+  meet("stmatrix", loc, 0xffffffffu, &args, [](Warp& warp, u32, void* const* all) {
+    Machine& m = *machine;
+    const u32 count = static_cast<const Args*>(all[0])->matrices;
+    for (u32 i = 0; i < count; ++i) {
+      for (u32 r = 0; r < 8; ++r) {
+        const auto* owner = static_cast<const Args*>(all[8 * i + r]);
+        u32 row[4];
+        for (u32 c = 0; c < 4; ++c) row[c] = static_cast<const Args*>(all[4 * r + c])->rows[i];
+        std::memcpy(m.shared_at(owner->address, 16, 16, owner->loc), row, 16);
+        m.shadow.write(warp.index * 32 + 8 * i + r, owner->address, 16, owner->loc);
+      }
+    }
+  });
+}
+
 // ---- mma.sync.m16n8k16 -------------------------------------------------------------------------
 // "Matrix Fragments for mma.m16n8k16 with floating point type": with g = lane/4, t = lane%4
 //   A  a0,a1: (g, 2t..)   a2,a3: (g+8, 2t..)   a4,a5: (g, 2t+8..)   a6,a7: (g+8, 2t+8..)

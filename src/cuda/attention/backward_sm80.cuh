@@ -44,11 +44,12 @@ __device__ __forceinline__ u32 columns_first(int lane, int bytes) {
 }
 
 /// c[m][n] += A B^T for a warp: A rows at `a` (row-major, k contiguous), B rows at `b` (k
-/// contiguous); `a` with the lane's rows_first, `b` with its columns_first.
-template <Element kElement, int kAtoms, int kPieces, int kSteps>
+/// contiguous); `a` with the lane's rows_first, `b` with its columns_first. kUnrolled steps are
+/// straight code: the more, the more registers the compiler fills with loads that are early.
+template <Element kElement, int kAtoms, int kPieces, int kSteps, int kUnrolled>
 __device__ __forceinline__ void multiply_rows(float (&c)[kAtoms][kPieces * 2][4], u32 a,
                                               int a_bytes, u32 b, int b_bytes) {
-#pragma unroll
+#pragma unroll kUnrolled
   for (int step = 0; step < kSteps; ++step) {
     u32 ra[kAtoms][4];
 #pragma unroll
@@ -471,6 +472,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   constexpr int kDimPieces = C.head_dim / (C.warps / C.warps_key) / 16;
   constexpr int kDimVPieces = C.head_dim_v / (C.warps / C.warps_key) / 16;
   constexpr int kDqAtoms = C.tile_q / C.warps_dq / 16;
+  constexpr int kUnrolled = C.softcap || C.dropout ? 4 : 8;
   constexpr int kDqPieces = C.head_dim / (C.warps / C.warps_dq) / 16;
   const u32 shared = ptx::shared_base();
   const int thread = static_cast<int>(ptx::thread_index());
@@ -722,7 +724,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         const u32 bounds = shared + kPlan.row_bounds + (first + here().lane() % 4 * 2) * 8;
         const int key = here().score_key() + here().lane() / 4;
         float s[kKeyAtoms][kTiles][4] = {};
-        multiply_rows<C.element, kKeyAtoms, kTiles / 2, C.head_dim / 16>(
+        multiply_rows<C.element, kKeyAtoms, kTiles / 2, C.head_dim / 16, kUnrolled>(
             s, again().s_k(), kDimBytes, here().s_q() + q_at + row * kDimBytes, kDimBytes);
         const u32 values = shared + kPlan.row_values + (first + here().lane() % 4 * 2) * 8;
         float lse[kTiles][2];
@@ -741,8 +743,8 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
           const DropoutTile dropout = dropout_of(row);
 #pragma unroll
           for (int m = 0; m < kKeyAtoms; ++m) {
-            for_each_dropped_by_key<kTiles>(dropout, 0, first_key() + here().score_key() + m * 16,
-                                            [&](int i, int j) { dropped[m] |= 1u << (i * 4 + j); });
+            dropped[m] =
+                dropped_bits_by_key<kTiles>(dropout, 0, first_key() + here().score_key() + m * 16);
           }
         }
         u32 kept[kKeyAtoms][kTiles][2];
@@ -756,7 +758,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         multiply_pairs<C.element, kKeyAtoms, kDimVPieces, kTiles / 2>(
             dv, kept, here().dv_b() + dout_at + row * kDimVBytes, kDimVBytes);
         float dp[kKeyAtoms][kTiles][4] = {};
-        multiply_rows<C.element, kKeyAtoms, kTiles / 2, C.head_dim_v / 16>(
+        multiply_rows<C.element, kKeyAtoms, kTiles / 2, C.head_dim_v / 16, kUnrolled>(
             dp, again().dp_v(), kDimVBytes, here().dp_dout() + dout_at + row * kDimVBytes,
             kDimVBytes);
         float delta[kTiles][2];
@@ -813,16 +815,15 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
           const DropoutTile dropout = dropout_of(here().score_row());
 #pragma unroll
           for (int m = 0; m < kScoreAtoms; ++m) {
-            for_each_dropped<kScorePieces * 2>(
-                dropout, m * 16, first_key() + here().score_key(),
-                [&](int i, int j) { dropped[m] |= 1u << (i * 4 + j); });
+            dropped[m] =
+                dropped_bits<kScorePieces * 2>(dropout, m * 16, first_key() + here().score_key());
           }
         }
         const u32 bounds = shared + kPlan.row_bounds +
                            (stage * C.tile_q + here().score_row() + here().lane() / 4) * 8;
         const int key = here().score_key() + here().lane() % 4 * 2;
         float s[kScoreAtoms][kScorePieces * 2][4] = {};
-        multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim / 16>(
+        multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim / 16, kUnrolled>(
             s, here().s_q() + q_at, kDimBytes, here().s_k(), kDimBytes);
         float lse[kScoreAtoms][2];
         float delta[kScoreAtoms][2];
@@ -851,7 +852,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
           store_scores<C.stmatrix, kScoreBytes>(here().scores_at() + m * 16 * kScoreBytes, kept);
         }
         float dp[kScoreAtoms][kScorePieces * 2][4] = {};
-        multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim_v / 16>(
+        multiply_rows<C.element, kScoreAtoms, kScorePieces, C.head_dim_v / 16, kUnrolled>(
             dp, here().dp_dout() + dout_at, kDimVBytes, here().dp_v(), kDimVBytes);
 #pragma unroll
         for (int m = 0; m < kScoreAtoms; ++m) {

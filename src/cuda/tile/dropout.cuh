@@ -63,15 +63,29 @@ __device__ __forceinline__ void for_each_dropped(const DropoutTile& tile, int ro
   }
 }
 
+/// The same pairs as bits 4 i + j, in a loop: its numbers take no more registers than one step
+/// needs.
+template <int Tiles>
+__device__ __forceinline__ u32 dropped_bits(const DropoutTile& tile, int row, int first_key) {
+  u32 bits = 0;
+#pragma unroll 1
+  for (int i = 0; i < Tiles; ++i) {
+    for_each_dropped<1>(tile, row, first_key + 8 * i,
+                        [&](int, int j) { bits |= 1u << (4 * i + j); });
+  }
+  return bits;
+}
+
 /// The same of an accumulator with rows of keys, `first_key` and after, and columns of queries,
 /// `row` and after. Four lanes share the four draws for their two rows' groups and two columns.
-template <int Tiles, class Drop>
-__device__ __forceinline__ void for_each_dropped_by_key(const DropoutTile& tile, int row,
-                                                        int first_key, Drop&& drop) {
+template <int Tiles>
+__device__ __forceinline__ u32 dropped_bits_by_key(const DropoutTile& tile, int row,
+                                                   int first_key) {
   const int lane = static_cast<int>(ptx::thread_index()) % 32;
   const int mine = lane / 4 % 4;  // of the four draws
   const unsigned group = static_cast<unsigned>(first_key / 4 + lane / 16 + mine / 2 * 2);
-#pragma unroll
+  u32 bits = 0;
+#pragma unroll 1
   for (int i = 0; i < Tiles; ++i) {
     const unsigned query =
         static_cast<unsigned>(tile.first_query + row + i * 8 + lane % 4 * 2 + mine % 2);
@@ -83,9 +97,10 @@ __device__ __forceinline__ void for_each_dropped_by_key(const DropoutTile& tile,
     transpose_quad<4>(words);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (words[j] < tile.threshold) drop(i, j);
+      if (words[j] < tile.threshold) bits |= 1u << (4 * i + j);
     }
   }
+  return bits;
 }
 
 }  // namespace stepwell::cuda
