@@ -12,6 +12,7 @@
 #define STEPWELL_CPU_NORMALISE_INL_HPP
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -189,8 +190,9 @@ inline void normalise_tile(const ForwardTile& tile, const BackwardBuffers& buffe
     const std::int64_t row = first + tile.rows.begin + static_cast<std::int64_t>(i);
     const float sum = scratch.sum[i];
     // As far from 1 as rounding gets it, and no further: out and lse may be those of more keys than
-    // these (a sequence's shard), or of scores past the precision of a float.
-    const float rounding = 0x1p-20f + 0x1p-21f * std::fabs(scratch.lse[i]);
+    // these (a sequence's shard), or of scores past the precision of a float, where the sum may be
+    // anything, even 0.
+    const float rounding = std::min(0x1p-20f + 0x1p-21f * std::fabs(scratch.lse[i]), 0.5f);
     if (!(std::fabs(sum - 1.0f) <= rounding)) continue;
     *values.delta.at(sample.batch_index, tile.head, row) = scratch.delta[i] + scratch.rest[i] / sum;
     *values.lse_factor.at(sample.batch_index, tile.head, row) = 1.0f / sum;

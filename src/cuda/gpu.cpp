@@ -30,17 +30,17 @@ struct Loaded {
 };
 
 runtime::Kernel loaded(const AttentionKernel& kernel, int device) {
-  static Loaded& all = *new Loaded;  // never destroyed: threads may outlive main()
+  static Loaded* all = new Loaded;  // never destroyed: threads may outlive main()
   const LoadedKey key{device, key_of(kernel)};
   {
-    const std::shared_lock lock(all.mutex);
-    const auto found = all.kernels.find(key);
-    if (found != all.kernels.end()) return found->second;
+    const std::shared_lock lock(all->mutex);
+    const auto found = all->kernels.find(key);
+    if (found != all->kernels.end()) return found->second;
   }
   // Compiling takes seconds, and other kernels need not wait for it.
   const runtime::Kernel handle = runtime::get_kernel(spec_of(kernel), device);
-  const std::unique_lock lock(all.mutex);
-  return all.kernels.emplace(key, handle).first->second;
+  const std::unique_lock lock(all->mutex);
+  return all->kernels.emplace(key, handle).first->second;
 }
 
 }  // namespace

@@ -6,7 +6,7 @@ import pathlib
 import subprocess
 
 import pytest
-from conftest import find_program
+from program import find_program
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("STEPWELL_BUILD_DIR", ROOT / "build" / "cpu"))

@@ -83,21 +83,23 @@ void write(const std::string& path, const std::string& text) {
   }
 }
 
+void generate(const std::string& folder, std::size_t parts, const char* family) {
+  const auto kernels = family != nullptr ? probed_kernels(family) : modelled_kernels();
+  for (std::size_t part = 0; part < parts; ++part) {
+    write(fmt::format("{}/kernels_{}.cpp", folder, part), part_text(kernels, part, parts));
+  }
+  write(folder + "/registry.cpp", registry_text(parts, family != nullptr));
+}
+
 }  // namespace
 }  // namespace stepwell::testing
 
 int main(int argc, char** argv) {
-  using namespace stepwell::testing;
   if (argc != 3 && argc != 4) {
     std::fputs("generate_kernels FOLDER PARTS [FAMILY]\n", stderr);
     return 1;
   }
-  const std::string folder = argv[1];
-  const auto parts = static_cast<std::size_t>(std::atoi(argv[2]));
-  const auto kernels = argc == 4 ? probed_kernels(argv[3]) : modelled_kernels();
-  for (std::size_t part = 0; part < parts; ++part) {
-    write(fmt::format("{}/kernels_{}.cpp", folder, part), part_text(kernels, part, parts));
-  }
-  write(folder + "/registry.cpp", registry_text(parts, argc == 4));
+  stepwell::testing::generate(argv[1], static_cast<std::size_t>(std::atoi(argv[2])),
+                              argc == 4 ? argv[3] : nullptr);
   return 0;
 }

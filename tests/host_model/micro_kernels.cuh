@@ -45,9 +45,11 @@ __device__ __forceinline__ void mma(const u32* in, u32* out) {
 
 namespace micro = stepwell::cuda::micro;
 namespace ptx = stepwell::cuda::ptx;
+// A program of its own to NVRTC. NOLINTBEGIN(google-global-names-in-headers)
 using stepwell::cuda::Element;
 using stepwell::cuda::u32;
 using stepwell::cuda::U32x4;
+// NOLINTEND(google-global-names-in-headers)
 
 extern "C" {
 

@@ -145,8 +145,6 @@ TEST(Reference, WholeProblemsAgreeWithTheOracle) {
     Call call(c, inputs);
     AttentionProblem problem =
         build_problem(call.args, check_arguments(call.args), Addresses::kReal);
-    std::vector<std::int32_t> storage;
-    set_valid_clean_queries(call.args, problem, storage);
     set_outputs(call.args, call.outputs, Addresses::kReal, problem);
     reference::forward(problem);
     set_gradients(call.args, call.gradients, Addresses::kReal, problem);

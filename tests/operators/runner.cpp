@@ -117,6 +117,9 @@ class GpuRunner final : public CudaRunner {
  public:
   GpuRunner() : CudaRunner(std::make_unique<GpuMemory>()) {}
 
+  // CTAs add to dq in the order in which they come.
+  bool same_dq_bits() const override { return false; }
+
  private:
   void run(const Case&, const AttentionArgs& args, const AttentionOutputs& outputs) override {
     attention_forward(args, outputs);
@@ -172,9 +175,14 @@ class ModelRunner final : public CudaRunner {
     c = CudaRunner::nearest(std::move(c));
     if (!takes(c)) c.head_dim = std::min(c.head_dim, 64);
     if (!takes(c)) c.head_dim_v = std::min(c.head_dim_v, 64);
+    if (!takes(c)) {
+      c.softcap = c.dropout_p = 0.0;
+      c.dropout_tensor = false;
+    }
     return c;
   }
   std::uint64_t random_cases() const override { return 60; }
+  std::size_t probe_step() const override { return 12; }
 
  private:
   /// Of a mode that is the same for all cases.

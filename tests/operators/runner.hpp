@@ -24,8 +24,12 @@ class Runner {
   /// float32 ulps of the largest sum of absolute terms that a result may be off by, beside twice
   /// the plain error: of backends whose backward starts from a rounded lse and out.
   virtual double term_ulps() const { return 0.0; }
+  /// Whether a call gives the same bits of dq each time.
+  virtual bool same_dq_bits() const { return true; }
   /// How many random cases it has the time for.
   virtual std::uint64_t random_cases() const { return 400; }
+  /// It has the time for one in so many of the cases that are probed with many calls each.
+  virtual std::size_t probe_step() const { return 1; }
 
   virtual void forward(const Case& c, Call& call) = 0;
   virtual void backward(const Case& c, Call& call) = 0;

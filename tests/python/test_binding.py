@@ -175,8 +175,8 @@ assert len(names) == 1, names
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-class _CudaArray:
-    """A tensor that claims to lie on a GPU, through DLPack; nothing reads its memory."""
+class _DeviceArray:
+    """A float32 tensor that claims to lie on a GPU, through DLPack; nothing reads its memory."""
 
     class _Managed(ctypes.Structure):
         _fields_ = (
@@ -194,18 +194,18 @@ class _CudaArray:
             ("deleter", ctypes.c_void_p),
         )
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], device_type: int) -> None:
         strides = [1]
         for extent in reversed(shape[1:]):
             strides.insert(0, strides[0] * extent)
         self._shape = (ctypes.c_int64 * len(shape))(*shape)
         self._strides = (ctypes.c_int64 * len(shape))(*strides)
         self._managed = self._Managed(
-            64, 2, 0, len(shape), 2, 32, 1, self._shape, self._strides, 0, None, None
+            64, device_type, 0, len(shape), 2, 32, 1, self._shape, self._strides, 0, None, None
         )
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, 0
+        return self._managed.device_type, 0
 
     def __dlpack__(self, **_: object) -> object:
         new = ctypes.pythonapi.PyCapsule_New
@@ -214,13 +214,16 @@ class _CudaArray:
         return new(ctypes.addressof(self._managed), b"dltensor", None)
 
 
-def test_lacking_backend_is_not_implemented():
-    arrays = [_CudaArray((1, 16, 2, 8)) for _ in range(4)]  # outlive their tensors
+@pytest.mark.parametrize(
+    ("device_type", "message"), [(2, "q is float32 on CUDA"), (10, "q is on .*no HIP backend")]
+)
+def test_what_a_backend_lacks_is_not_implemented(device_type, message):
+    arrays = [_DeviceArray((1, 16, 2, 8), device_type) for _ in range(4)]  # outlive their tensors
     q, k, v, out = (tvm_ffi.from_dlpack(array) for array in arrays)
     arguments = _binding.joint_prefix(
         q, k, v, None, None, None, None,
         "batched", 4, "noisy_clean", "block", "bidirectional", 0, 1, -1,
         None, 0.0, 0.0, 0, False, 1,
     )  # fmt: skip
-    with pytest.raises(NotImplementedError, match=r"q .*cuda"):
+    with pytest.raises(NotImplementedError, match=message):
         _binding.attention_forward(*arguments, out, None, None, None)
