@@ -77,8 +77,10 @@ TEST(Configurations, FragmentsAreWhole) {
         const auto whole = [](int extent, int parts) {
           return extent % parts == 0 && extent / parts % 16 == 0;
         };
-        EXPECT_TRUE(whole(c.tile_q, c.warps_q));
-        EXPECT_TRUE(whole(c.tile_kv, c.warps / c.warps_q));
+        EXPECT_TRUE(whole(c.tile_q, c.tile_q / c.score_rows()));
+        EXPECT_TRUE(whole(c.tile_kv, c.tile_kv / c.score_keys()));
+        if (c.by_key()) EXPECT_EQ(c.warps_key, c.warps);
+        EXPECT_EQ(c.stmatrix, major >= 9);
         EXPECT_TRUE(whole(c.tile_kv, c.warps_key));
         EXPECT_TRUE(whole(c.head_dim, c.warps / c.warps_key));
         EXPECT_TRUE(whole(c.head_dim_v, c.warps / c.warps_key));
@@ -121,6 +123,12 @@ TEST(Configurations, Measured) {
     EXPECT_EQ(forward.rows_per_warp, 32);
     EXPECT_EQ(forward.tile_kv, 64);
     EXPECT_EQ(forward.ctas_per_sm, 2);
+    const BackwardConfig backward = backward_config(traits, limits_of(9, 0));
+    EXPECT_EQ(backward.by_key(), dim == 64);
+    EXPECT_EQ(backward.warps, dim == 64 ? 4 : 8);
+    EXPECT_EQ(backward.tile_q, 64);
+    EXPECT_EQ(backward.tile_kv, 128);
+    EXPECT_EQ(backward.stages, dim == 64 ? 1 : 2);
   }
 }
 

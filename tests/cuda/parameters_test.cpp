@@ -201,34 +201,39 @@ struct Span {
 
 std::vector<Span> workspace_spans(const BackwardParams& p, const std::byte* workspace, int half,
                                   std::int64_t batch, std::int64_t rows, int heads, int width) {
-  const auto span = [&](const FloatRows& array, std::int64_t row_width) {
+  const auto span = [&](const QuerySums& array, std::int64_t row_width) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(array.data) % 64, 0u);
     const std::size_t begin = reinterpret_cast<const std::byte*>(array.data) - workspace;
-    const float* last = array.at(batch - 1, heads - 1, rows - 1) + row_width;
+    const float* last = array.at(batch - 1, heads - 1) + rows * row_width;
     return Span{begin,
                 static_cast<std::size_t>(reinterpret_cast<const std::byte*>(last) - workspace)};
   };
-  return {span(p.lse_log2[half], 1), span(p.delta[half], 1), span(p.dq_sum[half], width)};
+  return {span(p.row_values[half], 2), span(p.dq_sum[half], width)};
 }
 
 TEST(Backward, Workspace) {
   alignas(64) static std::byte workspace[64];  // addresses only
   const AttentionProblem joint = batched_problem(3, 50);
-  const std::size_t values = 3 * 100 * 8;
-  EXPECT_EQ(workspace_bytes(joint, 128), values * (128 + 2) * 4);
+  const std::int64_t rows = padded_rows(joint.layout, geometry::Half::kNoisy, 100);
+  EXPECT_EQ(rows, 144);
+  EXPECT_EQ(workspace_bytes(joint, 128), static_cast<std::size_t>(3 * rows * 8 * (128 + 2) * 4));
   BackwardParams p = backward_params(joint, backward_of(128), workspace);
   EXPECT_EQ(p.dq_width, 128);
-  EXPECT_EQ(p.delta[1].data, p.delta[0].data);
-  EXPECT_EQ(p.lse_log2[1].data, p.lse_log2[0].data);
+  EXPECT_EQ(p.row_values[1].data, p.row_values[0].data);
   EXPECT_EQ(p.dq_sum[1].data, p.dq_sum[0].data);
-  EXPECT_EQ(p.dq_sum[0].row_stride, 8 * 128);
-  EXPECT_EQ(p.dq_sum[0].head_stride, 128);
-  EXPECT_EQ(p.dq_sum[0].batch_stride, 100 * 8 * 128);
+  EXPECT_EQ(p.dq_sum[0].head_stride, rows * 128);
+  EXPECT_EQ(p.dq_sum[0].batch_stride, 8 * rows * 128);
+  EXPECT_EQ(p.row_values[0].head_stride, rows * 2);
 
   const AttentionProblem split = split_problem(3, 50, 30, 70);
   p = backward_params(split, backward_of(128), workspace);
-  std::vector<Span> spans = workspace_spans(p, workspace, 0, 3, 100, 8, 128);
-  const std::vector<Span> clean = workspace_spans(p, workspace, 1, 3, 30, 8, 128);
+  const auto padded = [&](geometry::Half half, std::int64_t count) {
+    return padded_rows(split.layout, half, count);
+  };
+  std::vector<Span> spans =
+      workspace_spans(p, workspace, 0, 3, padded(geometry::Half::kNoisy, 100), 8, 128);
+  const std::vector<Span> clean =
+      workspace_spans(p, workspace, 1, 3, padded(geometry::Half::kClean, 30), 8, 128);
   spans.insert(spans.end(), clean.begin(), clean.end());
   std::size_t end = 0;
   for (const Span& span : spans) {
@@ -239,7 +244,10 @@ TEST(Backward, Workspace) {
   EXPECT_LT(workspace_bytes(split, 128), end + 64);
 
   // Packed tensors have one batch entry.
-  EXPECT_EQ(workspace_bytes(interleaved_problem(3, 100), 64), std::size_t{100 * 8 * (64 + 2) * 4});
+  const AttentionProblem packed = interleaved_problem(3, 100);
+  EXPECT_EQ(workspace_bytes(packed, 64),
+            static_cast<std::size_t>(padded_rows(packed.layout, geometry::Half::kNoisy, 100)) * 8 *
+                (64 + 2) * 4);
 }
 
 TEST(Backward, Tensors) {

@@ -135,6 +135,7 @@ class Gpu:
         major, minor = ctypes.c_int(), ctypes.c_int()
         self.call("cuDeviceGetAttribute", ctypes.byref(major), 75, device)
         self.call("cuDeviceGetAttribute", ctypes.byref(minor), 76, device)
+        self.major = major.value
         self.arch = f"sm_{major.value}{minor.value}"
         name = ctypes.create_string_buffer(100)
         self.call("cuDeviceGetName", name, 100, device)
@@ -204,6 +205,9 @@ def main() -> int:
     print(f"{gpu.name}, {gpu.arch}, NVRTC {version[0]}.{version[1]}")
     failed = 0
     for kernel, got in zip(kernels, results, strict=True):
+        if kernel["name"] == "micro_stmatrix" and gpu.major < 9:
+            print("micro_stmatrix       not an instruction of this GPU")
+            continue
         pairs = list(zip(got, kernel["words"], strict=True))
         wrong = [i for i, (x, y) in enumerate(pairs) if not agree(kernel, x, y)]
         same = sum(x == y for x, y in pairs)

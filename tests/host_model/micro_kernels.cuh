@@ -63,12 +63,12 @@ __global__ void micro_identity(const u32*, u32* out) {
   to[2] = ptx::cta_index_again<0>();
 }
 
-// Plain accesses of shared memory. out[32][16]
+// Plain accesses of shared memory. out[32][22]
 __global__ void micro_shared(const u32* in, u32* out) {
   const u32 lane = ptx::thread_index();
   const u32 at = ptx::shared_base() + lane * 80;
   const u32* mine = in + lane * 16;
-  u32* to = out + lane * 16;
+  u32* to = out + lane * 22;
   ptx::st_shared_v4(at, {mine[0], mine[1], mine[2], mine[3]});
   ptx::st_shared_u32(at + 16, mine[4]);
   ptx::st_shared_v2(at + 24, static_cast<int>(mine[5]), static_cast<int>(mine[6]));
@@ -91,22 +91,39 @@ __global__ void micro_shared(const u32* in, u32* out) {
   ptx::ld_shared_object(at + 48, copy);
   for (int i = 0; i < 3; ++i) to[12 + i] = copy.a[i];
   to[15] = ptx::bits_of(copy.b);
+  const u32 *first, *second;
+  ptx::ld_shared_pointers(at + 32, first, second);
+  to[16] = static_cast<u32>(first - in);
+  to[17] = static_cast<u32>(second - in);
+  long long l, m;
+  ptx::ld_shared_v2(at, l, m);
+  to[18] = static_cast<u32>(l >> 32);
+  to[19] = static_cast<u32>(m);
+  ptx::st_shared_u32(at + 16, ptx::bits_of(micro::small_float(mine[11])));
+  ptx::st_shared_u32(at + 20, ptx::bits_of(micro::small_float(mine[12])));
+  float f, g;
+  ptx::ld_shared_v2(at + 16, f, g);
+  to[20] = ptx::bits_of(f + g);
+  to[21] = ptx::bits_of(ptx::ld_shared_f32(at + 20));
 }
 
-// 16-byte accesses of global memory. out[32][4]
+// 16- and 8-byte accesses of global memory. out[32][6]
 __global__ void micro_global(const u32* in, u32* out) {
   const u32 lane = ptx::thread_index();
   const U32x4 v = ptx::ld_global_v4(in + 4 * lane);
   ptx::st_global_v4(out + 4 * (31 - lane), {v.w, v.x, v.y, v.z});
+  float* floats = reinterpret_cast<float*>(out + 128);
+  ptx::st_global_v2(floats + 2 * lane, ptx::float_of(v.x & 0x4fffffffu),
+                    ptx::float_of(v.y & 0x4fffffffu));
 }
 
-// Atomics; the sums are exact in any order. out[8], zeros before
+// Atomics; the sums are exact in any order. out[12], zeros before
 __global__ void micro_atomics(const u32* in, u32* out) {
   const u32 lane = ptx::thread_index();
   float* sums = reinterpret_cast<float*>(out);
   const float x = static_cast<float>(in[lane] % 64);
   ptx::red_add_f32(&sums[0], x);
-  ptx::red_add_x2_f32(&sums[2], x + 1.0f, 2.0f * x);
+  ptx::red_add_x4_f32(&sums[8], {x + 1.0f, 2.0f * x, 3.0f, x * x});
   const float old = ptx::atom_add_f32(&sums[4], 1.0f);  // 0 ... 31, each once
   ptx::red_add_f32(&sums[5], old);
   ptx::red_add_f32(&sums[6], old * old);
@@ -185,6 +202,20 @@ __global__ void micro_ldmatrix(const u32* in, u32* out) {
   for (int i = 0; i < 2; ++i) to[4 + i] = t2[i];
   for (int i = 0; i < 4; ++i) to[6 + i] = r4[i];
   for (int i = 0; i < 4; ++i) to[10 + i] = t4[i];
+}
+
+// Rows 32 bytes apart; the least architecture is sm_90. out[256]
+__global__ void micro_stmatrix(const u32* in, u32* out) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  const u32 lane = ptx::thread_index();
+  const u32 base = ptx::shared_base();
+  for (u32 i = lane; i < 256; i += 32) ptx::st_shared_u32(base + 4 * i, 0);
+  ptx::syncwarp();
+  ptx::stmatrix_x4(base + 32 * lane,
+                   {in[4 * lane], in[4 * lane + 1], in[4 * lane + 2], in[4 * lane + 3]});
+  ptx::syncwarp();
+  for (u32 i = lane; i < 256; i += 32) out[i] = ptx::ld_shared_u32(base + 4 * i);
+#endif
 }
 
 // out[32][4]

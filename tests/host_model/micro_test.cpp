@@ -36,13 +36,14 @@ struct MicroKernel {
 constexpr double kTiny = 0x1p-126;  // results that only one machine flushes
 const MicroKernel kKernels[] = {
     {"micro_identity", micro_identity, {2, 2, 2}, 32, 0, 8 * 32 * 3, 0, 0},
-    {"micro_shared", micro_shared, {}, 32, 32 * 80, 32 * 16, 0, 0},
-    {"micro_global", micro_global, {}, 32, 0, 32 * 4, 0, 0},
-    {"micro_atomics", micro_atomics, {}, 32, 0, 8, 0, 0},
+    {"micro_shared", micro_shared, {}, 32, 32 * 80, 32 * 22, 0, 0},
+    {"micro_global", micro_global, {}, 32, 0, 32 * 6, 0, 0},
+    {"micro_atomics", micro_atomics, {}, 32, 0, 12, 0, 0},
     {"micro_warp", micro_warp, {}, 32, 0, 32 * 8, 0, 0},
     {"micro_barriers", micro_barriers, {}, 96, 256, 3 * 64, 0, 0},
     {"micro_copies", micro_copies, {}, 32, 1024, 32 * 8, 0, 0},
     {"micro_ldmatrix", micro_ldmatrix, {}, 32, 1024, 32 * 14, 0, 0},
+    {"micro_stmatrix", micro_stmatrix, {}, 32, 1024, 256, 0, 0},
     {"micro_conversions", micro_conversions, {}, 64, 0, 64 * 6, 0, 0},
     {"micro_max", micro_max, {}, 64, 0, 64, 0, 0},
     {"micro_mma_bf16", micro_mma_bf16, {}, 32, 0, 32 * 4, 1e-6, 3e-5},

@@ -203,17 +203,22 @@ TEST(HostModel, SharedAccesses) {
 
 TEST(HostModel, GlobalAccesses) {
   alignas(16) U32x4 words[32] = {};
-  float sums[2] = {1.0f, 2.0f};
+  alignas(16) float sums[4] = {1.0f, 2.0f, 3.0f, 4.0f};
+  alignas(8) float pairs[32][2] = {};
   float old_sum = 0.0f;
   hm::launch({1}, 32, 0, {}, [&] {
     ptx::st_global_v4(&words[lane()], {lane(), 1, 2, 3});
     EXPECT_EQ(ptx::ld_global_v4(&words[lane()]).x, lane());
-    ptx::red_add_x2_f32(sums, 0.5f, 1.0f);
+    ptx::st_global_v2(pairs[lane()], 1.0f, static_cast<float>(lane()));
+    ptx::red_add_x4_f32(sums, {0.5f, 1.0f, 0.0f, -1.0f});
     ptx::red_add_f32(&sums[1], 1.0f);
     if (lane() == 31) old_sum = ptx::atom_add_f32(&sums[0], 4.0f);
   });
   EXPECT_EQ(sums[0], 1.0f + 16.0f + 4.0f);
   EXPECT_EQ(sums[1], 2.0f + 64.0f);
+  EXPECT_EQ(sums[2], 3.0f);
+  EXPECT_EQ(sums[3], 4.0f - 32.0f);
+  EXPECT_EQ(pairs[7][1], 7.0f);
   EXPECT_EQ(old_sum, 17.0f);
 }
 

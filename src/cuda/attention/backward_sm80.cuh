@@ -719,6 +719,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       const auto add_rows = [&](int row, auto masked) {
         constexpr bool kMasked = decltype(masked)::value;
         constexpr int kTiles = 4;  // 32 rows
+        static_assert(!C.dropout);
         const ScoreParams score{p.scale_log2, p.softcap_scale, p.dropout.keep_scale};
         const int first = stage * C.tile_q + row;
         const u32 bounds = shared + kPlan.row_bounds + (first + here().lane() % 4 * 2) * 8;
@@ -738,22 +739,13 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
             if constexpr (kMasked) for_each_hidden_query<kTiles>(bounds, key + m * 16, hide);
           };
         };
-        u32 dropped[kKeyAtoms] = {};
-        if constexpr (C.dropout) {
-          const DropoutTile dropout = dropout_of(row);
-#pragma unroll
-          for (int m = 0; m < kKeyAtoms; ++m) {
-            dropped[m] =
-                dropped_bits_by_key<kTiles>(dropout, 0, first_key() + here().score_key() + m * 16);
-          }
-        }
         u32 kept[kKeyAtoms][kTiles][2];
         u32 factor[kKeyAtoms][kTiles][2];
 #pragma unroll
         for (int m = 0; m < kKeyAtoms; ++m) {
           probabilities<C>(
-              score, s[m], [&](int i, int j) { return lse[i][j % 2]; }, hidden(m), dropped[m],
-              kept[m], factor[m]);
+              score, s[m], [&](int i, int j) { return lse[i][j % 2]; }, hidden(m), 0u, kept[m],
+              factor[m]);
         }
         multiply_pairs<C.element, kKeyAtoms, kDimVPieces, kTiles / 2>(
             dv, kept, here().dv_b() + dout_at + row * kDimVBytes, kDimVBytes);
@@ -771,8 +763,8 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
 #pragma unroll
         for (int m = 0; m < kKeyAtoms; ++m) {
           score_gradients<C>(
-              score, dp[m], factor[m], [&](int i, int j) { return delta[i][j % 2]; }, hidden(m),
-              dropped[m], ds[m]);
+              score, dp[m], factor[m], [&](int i, int j) { return delta[i][j % 2]; }, hidden(m), 0u,
+              ds[m]);
           store_scores<C.stmatrix, kScoreBytes>(
               again().scores_at() + m * 16 * kScoreBytes + row * 2, ds[m]);
         }

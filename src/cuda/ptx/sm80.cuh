@@ -250,18 +250,6 @@ __device__ __forceinline__ void st_global_v2(float* to, float x, float y,
 #endif
 }
 
-__device__ __forceinline__ void ld_global_v2(const float* from, float& x, float& y,
-                                             Loc loc = Loc::current()) {
-#if defined(STEPWELL_HOST_MODEL)
-  float v[2];
-  model::global_load(from, v, 8, loc);
-  x = v[0];
-  y = v[1];
-#else
-  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "l"(from) : "memory");
-#endif
-}
-
 __device__ __forceinline__ U32x4 ld_global_v4(const void* from, Loc loc = Loc::current()) {
   U32x4 v;
 #if defined(STEPWELL_HOST_MODEL)

@@ -4,7 +4,6 @@
 #include "core/philox.hpp"
 #include "cuda/attention/params.hpp"
 #include "cuda/ptx/sm80.cuh"
-#include "cuda/tile/transpose.cuh"
 
 namespace stepwell::cuda {
 
@@ -72,33 +71,6 @@ __device__ __forceinline__ u32 dropped_bits(const DropoutTile& tile, int row, in
   for (int i = 0; i < Tiles; ++i) {
     for_each_dropped<1>(tile, row, first_key + 8 * i,
                         [&](int, int j) { bits |= 1u << (4 * i + j); });
-  }
-  return bits;
-}
-
-/// The same of an accumulator with rows of keys, `first_key` and after, and columns of queries,
-/// `row` and after. Four lanes share the four draws for their two rows' groups and two columns.
-template <int Tiles>
-__device__ __forceinline__ u32 dropped_bits_by_key(const DropoutTile& tile, int row,
-                                                   int first_key) {
-  const int lane = static_cast<int>(ptx::thread_index()) % 32;
-  const int mine = lane / 4 % 4;  // of the four draws
-  const unsigned group = static_cast<unsigned>(first_key / 4 + lane / 16 + mine / 2 * 2);
-  u32 bits = 0;
-#pragma unroll 1
-  for (int i = 0; i < Tiles; ++i) {
-    const unsigned query =
-        static_cast<unsigned>(tile.first_query + row + i * 8 + lane % 4 * 2 + mine % 2);
-    const Philox4 x =
-        philox4x32({{group, query, tile.sample_head,
-                     static_cast<unsigned>(2 * tile.segment + tile.clean_keys)}},
-                   static_cast<unsigned>(tile.key), static_cast<unsigned>(tile.key >> 32));
-    u32 words[4] = {x.x[0], x.x[1], x.x[2], x.x[3]};
-    transpose_quad<4>(words);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (words[j] < tile.threshold) bits |= 1u << (4 * i + j);
-    }
   }
   return bits;
 }
