@@ -25,6 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 FORWARD = "cuda/attention/forward_sm80.cuh"
 BACKWARD = "cuda/attention/backward_sm80.cuh"
+SCORES = "cuda/attention/backward_scores.cuh"
+WALK = "cuda/attention/backward_walk.cuh"
 ROWS = "cuda/attention/backward_rows.cuh"
 SUMS = "cuda/attention/query_sums.hpp"
 COPY = "cuda/tile/copy.cuh"
@@ -297,14 +299,14 @@ BUGS = [
     ),
     backward(
         "mask off by one",
-        BACKWARD,
+        SCORES,
         "seen.contains(key + i * 8 + j)",
         "seen.contains(key + i * 8 + j - 1)",
         quick=True,
     ),
     backward(
         "mask off by one, by key",
-        BACKWARD,
+        SCORES,
         "seen.contains(key))",
         "seen.contains(key - 1))",
         quick=True,
@@ -317,13 +319,13 @@ BUGS = [
     ),
     backward(
         "by key: pieces of P and dS in the wrong order",
-        BACKWARD,
+        SCORES,
         "a[m][2 * step][1], a[m][2 * step + 1][0]",
         "a[m][2 * step + 1][0], a[m][2 * step][1]",
     ),
     backward(
         "partial tile taken for full",
-        BACKWARD,
+        WALK,
         "geometry::ceil_div(geometry::max_of(begin, 0), C.tile_q)",
         "geometry::max_of(begin, 0) / C.tile_q",
     ),
@@ -351,29 +353,29 @@ BUGS = [
         "if (++next_run == p.group() * walk.segments) return;",
         "if (++next_run == walk.segments) return;",
     ),
-    backward("delta left out", BACKWARD, "(x - delta(i, j))", "x"),
+    backward("delta left out", SCORES, "(x - delta(i, j))", "x"),
     backward("dK not scaled", BACKWARD, "grad_dim(), p.softmax_scale)", "grad_dim(), 1.0f)"),
     backward(
         "P and dS without .trans",
-        BACKWARD,
+        SCORES,
         "ptx::ldmatrix_x4<true>(ra[m], a",
         "ptx::ldmatrix_x4(ra[m], a",
     ),
     backward(
         "cap's slope left out",
-        BACKWARD,
+        SCORES,
         "x * slope[i][2 * r], y * slope[i][2 * r + 1]",
         "x, y",
     ),
     backward(
         "dropped pairs stay in P",
-        BACKWARD,
+        SCORES,
         "(dropped >> (i * 4 + 2 * r) & 1) != 0 ? 0.0f : x",
         "(dropped >> (i * 4 + 2 * r) & 1) != 0 ? x : x",
     ),
     backward(
         "dropped pairs stay in dP",
-        BACKWARD,
+        SCORES,
         "(dropped >> (i * 4 + j) & 1) != 0 ? 0.0f : x",
         "(dropped >> (i * 4 + j) & 1) != 0 ? x : x",
     ),

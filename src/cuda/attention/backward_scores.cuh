@@ -1,0 +1,230 @@
+// A warp's products of the backward pass, and what turns S and dP into P and dS.
+#pragma once
+
+#include "cuda/attention/backward_config.hpp"
+#include "cuda/attention/params.hpp"
+#include "cuda/ptx/sm80.cuh"
+#include "cuda/tile/softmax.cuh"
+
+namespace stepwell::cuda {
+
+/// A lane's address offset in a tile of rows of `bytes` for ldmatrix: 16 rows and two pieces of 8
+/// columns, rows first or (of A transposed, of B with the inner dimension contiguous) columns
+/// first.
+__device__ __forceinline__ u32 rows_first(int lane, int bytes) {
+  return lane % 16 * bytes + lane / 16 * 16;
+}
+__device__ __forceinline__ u32 columns_first(int lane, int bytes) {
+  return (lane / 16 * 8 + lane % 8) * bytes + lane / 8 % 2 * 16;
+}
+
+/// c[m][n] += A B^T for a warp: A rows at `a` (row-major, k contiguous), B rows at `b` (k
+/// contiguous); `a` with the lane's rows_first, `b` with its columns_first. kUnrolled steps are
+/// straight code: the more, the more registers the compiler fills with loads that are early.
+template <Element kElement, int kAtoms, int kPieces, int kSteps, int kUnrolled>
+__device__ __forceinline__ void multiply_rows(float (&c)[kAtoms][kPieces * 2][4], u32 a,
+                                              int a_bytes, u32 b, int b_bytes) {
+#pragma unroll kUnrolled
+  for (int step = 0; step < kSteps; ++step) {
+    u32 ra[kAtoms][4];
+#pragma unroll
+    for (int m = 0; m < kAtoms; ++m) ptx::ldmatrix_x4(ra[m], a + m * 16 * a_bytes + step * 32);
+#pragma unroll
+    for (int n = 0; n < kPieces; ++n) {
+      u32 rb[4];
+      ptx::ldmatrix_x4(rb, b + n * 16 * b_bytes + step * 32);
+#pragma unroll
+      for (int m = 0; m < kAtoms; ++m) {
+        ptx::mma_m16n8k16<kElement>(c[m][2 * n], ra[m], {rb[0], rb[1]});
+        ptx::mma_m16n8k16<kElement>(c[m][2 * n + 1], ra[m], {rb[2], rb[3]});
+      }
+    }
+  }
+}
+
+/// c[m][n] += A B over kSteps * 16 of the inner dimension: B [inner][columns] row-major at `b`; A
+/// either [rows][inner] row-major, or [inner][rows] (kTransposedA). `a` and `b` with the lane's
+/// rows_first, `a` transposed with its columns_first.
+template <Element kElement, int kAtoms, int kPieces, int kSteps, bool kTransposedA>
+__device__ __forceinline__ void multiply_columns(float (&c)[kAtoms][kPieces * 2][4], u32 a,
+                                                 int a_bytes, u32 b, int b_bytes) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    u32 ra[kAtoms][4];
+#pragma unroll
+    for (int m = 0; m < kAtoms; ++m) {
+      if constexpr (kTransposedA) {
+        ptx::ldmatrix_x4<true>(ra[m], a + step * 16 * a_bytes + m * 32);
+      } else {
+        ptx::ldmatrix_x4(ra[m], a + m * 16 * a_bytes + step * 32);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kPieces; ++n) {
+      u32 rb[4];
+      ptx::ldmatrix_x4<true>(rb, b + step * 16 * b_bytes + n * 32);
+#pragma unroll
+      for (int m = 0; m < kAtoms; ++m) {
+        ptx::mma_m16n8k16<kElement>(c[m][2 * n], ra[m], {rb[0], rb[1]});
+        ptx::mma_m16n8k16<kElement>(c[m][2 * n + 1], ra[m], {rb[2], rb[3]});
+      }
+    }
+  }
+}
+
+/// c[m][n] += A B over kSteps * 16 of the inner dimension, A the pairs of accumulators
+/// [rows][inner] and B as in multiply_columns.
+template <Element kElement, int kAtoms, int kPieces, int kSteps>
+__device__ __forceinline__ void multiply_pairs(float (&c)[kAtoms][kPieces * 2][4],
+                                               const u32 (&a)[kAtoms][kSteps * 2][2], u32 b,
+                                               int b_bytes) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+    for (int n = 0; n < kPieces; ++n) {
+      u32 rb[4];
+      ptx::ldmatrix_x4<true>(rb, b + step * 16 * b_bytes + n * 32);
+#pragma unroll
+      for (int m = 0; m < kAtoms; ++m) {
+        const u32 ra[4] = {a[m][2 * step][0], a[m][2 * step][1], a[m][2 * step + 1][0],
+                           a[m][2 * step + 1][1]};
+        ptx::mma_m16n8k16<kElement>(c[m][2 * n], ra, {rb[0], rb[1]});
+        ptx::mma_m16n8k16<kElement>(c[m][2 * n + 1], ra, {rb[2], rb[3]});
+      }
+    }
+  }
+}
+
+/// A number as a type.
+template <auto kValue>
+struct Constant {
+  static constexpr auto value = kValue;
+};
+
+/// What turns a warp's S and dP into P and dS.
+struct ScoreParams {
+  float scale_log2;
+  float softcap_scale;
+  float keep_scale;  // of dropout
+};
+
+/// Calls hide(i, j) for each element of the lane in an accumulator of rows of queries, in which its
+/// row does not see `key` + 8 i + j % 2; rows' intervals of keys lie at `bounds` in shared memory.
+template <int kTiles, class Hide>
+__device__ __forceinline__ void for_each_hidden_key(u32 bounds, int key, Hide&& hide) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    geometry::Interval seen;
+    ptx::ld_shared_v2(bounds + r * 64, seen.begin, seen.end);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (!seen.contains(key + i * 8 + j)) hide(i, 2 * r + j);
+      }
+    }
+  }
+}
+
+/// The same of an accumulator of rows of keys: `key` and `key` + 8, and columns of queries.
+template <int kTiles, class Hide>
+__device__ __forceinline__ void for_each_hidden_query(u32 bounds, int key, Hide&& hide) {
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      geometry::Interval seen;
+      ptx::ld_shared_v2(bounds + (i * 8 + j) * 8, seen.begin, seen.end);
+      if (!seen.contains(key)) hide(i, j);
+      if (!seen.contains(key + 8)) hide(i, 2 + j);
+    }
+  }
+}
+
+/// 16 rows of a warp's tile, as pairs of elements, to shared memory at `to`: with the lane's
+/// rows_first if kMatrix, else its own row and column.
+template <bool kMatrix, int kRowBytes, int kTiles>
+__device__ __forceinline__ void store_scores(u32 to, const u32 (&pairs)[kTiles][2]) {
+  static_assert(kTiles % 2 == 0);
+#pragma unroll
+  for (int i = 0; i < kTiles; i += 2) {
+    if constexpr (kMatrix) {
+      ptx::stmatrix_x4(to + i * 16, {pairs[i][0], pairs[i][1], pairs[i + 1][0], pairs[i + 1][1]});
+    } else {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        ptx::st_shared_u32(to + (i + j) * 16, pairs[i + j][0]);
+        ptx::st_shared_u32(to + 8 * kRowBytes + (i + j) * 16, pairs[i + j][1]);
+      }
+    }
+  }
+}
+
+/// An accumulator's S becomes P: `kept` as dV takes it, and `factor`, what dP - delta is multiplied
+/// with (P before dropout, times the slope of the cap). lse(i, j) is that of an element's row;
+/// for_each_hidden(hide) calls hide(i, j) for hidden ones, `dropped` has a bit for each.
+template <BackwardConfig C, int kTiles, class Lse, class ForEachHidden>
+__device__ __forceinline__ void probabilities(const ScoreParams& p, float (&s)[kTiles][4],
+                                              Lse&& lse, ForEachHidden&& for_each_hidden,
+                                              u32 dropped, u32 (&kept)[kTiles][2],
+                                              u32 (&factor)[kTiles][2]) {
+  if constexpr (C.softcap) cap_scores(s, p.softcap_scale);
+  float slope[C.softcap ? kTiles : 1][4];
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if constexpr (C.softcap) slope[i][j] = 1.0f - s[i][j] * s[i][j];
+      s[i][j] = ptx::ex2_approx(s[i][j] * p.scale_log2 - lse(i, j));
+    }
+  }
+  // A hidden pair may hold anything, infinities and NaN included.
+  for_each_hidden([&](int i, int j) { s[i][j] = 0.0f; });
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float x = s[i][2 * r];
+      float y = s[i][2 * r + 1];
+      if constexpr (C.softcap) {
+        factor[i][r] = ptx::cvt_x2_f32<C.element>(x * slope[i][2 * r], y * slope[i][2 * r + 1]);
+      } else {
+        factor[i][r] = ptx::cvt_x2_f32<C.element>(x, y);
+      }
+      if constexpr (C.dropout) {
+        x = (dropped >> (i * 4 + 2 * r) & 1) != 0 ? 0.0f : x * p.keep_scale;
+        y = (dropped >> (i * 4 + 2 * r + 1) & 1) != 0 ? 0.0f : y * p.keep_scale;
+      }
+      kept[i][r] = C.dropout || C.softcap ? ptx::cvt_x2_f32<C.element>(x, y) : factor[i][r];
+    }
+  }
+}
+
+/// The same accumulator's dS = factor (dP - delta).
+template <BackwardConfig C, int kTiles, class Delta, class ForEachHidden>
+__device__ __forceinline__ void score_gradients(const ScoreParams& p, float (&dp)[kTiles][4],
+                                                const u32 (&factor)[kTiles][2], Delta&& delta,
+                                                ForEachHidden&& for_each_hidden, u32 dropped,
+                                                u32 (&ds)[kTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float x = dp[i][j];
+      if constexpr (C.dropout) x = (dropped >> (i * 4 + j) & 1) != 0 ? 0.0f : x * p.keep_scale;
+      const u32 pair = factor[i][j / 2];
+      dp[i][j] = (x - delta(i, j)) *
+                 (j % 2 == 0 ? ptx::low_f32<C.element>(pair) : ptx::high_f32<C.element>(pair));
+    }
+  }
+  for_each_hidden([&](int i, int j) { dp[i][j] = 0.0f; });
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      ds[i][r] = ptx::cvt_x2_f32<C.element>(dp[i][2 * r], dp[i][2 * r + 1]);
+    }
+  }
+}
+
+}  // namespace stepwell::cuda
