@@ -95,3 +95,13 @@ def test_scripts_of_the_readme_exist():
     assert len(scripts) == 2
     for script in scripts:
         assert shutil.which(ROOT / script), f"{script} cannot be executed"
+
+
+def test_documents_name_all_packages():
+    setup = (ROOT / "scripts" / "setup.sh").read_text()
+    needed = set(re.search(r"build_packages=\((.*?)\)", setup, re.DOTALL)[1].split())
+    lines = [line for block in blocks(README, "sh") for line in block.splitlines()]
+    (install,) = [line for line in lines if line.startswith("sudo apt-get install ")]
+    assert set(install.split()[3:]) == needed - {"python3", "python3-venv"}
+    assert "`libgtest-dev`" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert "`pip install '.[train]'`" in README.read_text()

@@ -77,7 +77,20 @@ CASES = [
     (lambda: packed(block_size=0), ValueError, "block_size is 0"),
     (lambda: split(0), ValueError, "block_size is 0"),
     (lambda: split(2.5), TypeError, "block_size must be an integer, got 2.5"),
-    (lambda: sequence(masks.BlockCausal(0)), ValueError, "block_size is 0"),
+    (lambda: masks.BlockCausal(0), ValueError, "block_size is 0; it must be an integer in "),
+    (lambda: masks.BlockCausal(-4), ValueError, "block_size is -4"),
+    (lambda: masks.BlockCausal(2**28 + 1), ValueError, f"block_size is {2**28 + 1}"),
+    (lambda: masks.BlockCausal(True), TypeError, "block_size must be an integer, got True"),
+    (lambda: masks.Diffusion(0), ValueError, "block_size is 0"),
+    (lambda: masks.Diffusion(-4), ValueError, "block_size is -4"),
+    (lambda: masks.Diffusion(2**70), ValueError, f"block_size is {2**70}"),
+    (lambda: masks.Diffusion(False), TypeError, "block_size must be an integer, got False"),
+    (lambda: masks.Diffusion(4, num_views=0), ValueError, "num_views is 0"),
+    (lambda: masks.Diffusion(4, num_views=-1), ValueError, "num_views is -1"),
+    (lambda: masks.Diffusion(4, num_views=1.5), TypeError, "num_views must be an integer, got 1.5"),
+    (lambda: masks.Diffusion(4, num_views=True), TypeError, "num_views must be an integer"),
+    (lambda: masks.Diffusion(4, clean_window=0), ValueError, "clean_window is 0"),
+    (lambda: masks.Diffusion(4, clean_window=2**30), ValueError, f"clean_window is {2**30}"),
     (lambda: masks.BlockCausal(1.5), TypeError, "block_size must be an integer, got 1.5"),
     (lambda: masks.Diffusion(1.5), TypeError, "block_size must be an integer, got 1.5"),
     # lengths
@@ -173,8 +186,22 @@ CASES = [
     (lambda: masks.Window(-1, 0), ValueError, "left is -1"),
     (lambda: masks.Window(0, 1.5), TypeError, "right must be an integer, got 1.5"),
     (lambda: masks.Diffusion(4, order="x"), ValueError, 'order is "x"'),
+    # flags
+    (lambda: batched(deterministic="x"), TypeError, "deterministic must be True or False, got 'x'"),
+    (lambda: packed(deterministic=1), TypeError, "deterministic must be True or False, got 1"),
+    (lambda: split(deterministic=None), TypeError, "deterministic must be True or False, got None"),
+    (lambda: sequence(deterministic=torch.tensor(True)), TypeError, "deterministic must be True"),
+    (lambda: batched(return_lse=1), TypeError, "return_lse must be True or False, got 1"),
+    (lambda: packed(return_lse="no"), TypeError, "return_lse must be True or False, got 'no'"),
+    (lambda: split(return_lse=None), TypeError, "return_lse must be True or False, got None"),
+    (lambda: sequence(return_lse=0), TypeError, "return_lse must be True or False, got 0"),
+    (lambda: stepwell.diffusion_mask(24, 4, as_numpy=1), TypeError, "as_numpy must be True or"),
     # options that a mask does not take
     (lambda: sequence(masks.Diffusion(4), q_offset=1), ValueError, "q_offset is given"),
+    (lambda: sequence(masks.Diffusion(4), q_offset=ints(0, 0)), ValueError, "q_offset is given"),
+    (lambda: sequence(masks.Diffusion(4), q_offset=[0, 0]), ValueError, "q_offset is given"),
+    (lambda: sequence(masks.Diffusion(4), q_offset=np.int64(1)), ValueError, "q_offset is given"),
+    (lambda: sequence(masks.Diffusion(4), q_offset=0.5), TypeError, "q_offset must be an integer"),
     (lambda: sequence(masks.Diffusion(4), seqused_kv=ints(1)), ValueError, "seqused_kv is given"),
     (lambda: sequence("causal", prefix_lens=ints(1, 1)), ValueError, "prefix_lens is given"),
     # numbers
@@ -211,7 +238,14 @@ CASES = [
     (lambda: stepwell.diffusion_mask(24, 4, layout="split", seqused=[1]), ValueError,
      "seqused is given, but the layout is split"),
     (lambda: stepwell.visible_pairs(24, "full", rows_clean=3), ValueError, "rows_clean is given"),
-    (lambda: stepwell.visible_pairs(24, 4, device="cpu"), TypeError, "device"),
+    (lambda: stepwell.visible_pairs(24, 4, device="cpu"), TypeError,
+     r"^visible_pairs\(\) got an unexpected keyword argument 'device'; accepted: batch, layout, "),
+    (lambda: stepwell.diffusion_mask(24, 4, seq_used=[1]), TypeError,
+     r"^diffusion_mask\(\) got an unexpected keyword argument 'seq_used'"),
+    (lambda: stepwell.attention_mask(24, 4, cu_seqlen=[1]), TypeError,
+     r"^attention_mask\(\) got an unexpected keyword argument 'cu_seqlen'"),
+    (lambda: stepwell.attention_mask(24, 4, clean_q_offset=np.int64(1)), ValueError,
+     "clean_q_offset is given, but the layout is batched"),
 ]  # fmt: skip
 
 
@@ -221,6 +255,17 @@ def test_raises(call, error, message):
         call()
     assert type(raised.value) is error
     assert re.search(message, str(raised.value)), str(raised.value)
+
+
+@pytest.mark.parametrize("number", [0, -1, 2**28 + 1])
+@pytest.mark.parametrize("name", ["block_size", "num_views"])
+def test_masks_and_functions_refuse_alike(name, number):
+    messages = []
+    for call in (masks.Diffusion, batched):
+        with pytest.raises(ValueError, match=f"{name} is {number}; ") as raised:
+            call(**{"block_size": 4, name: number})
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
 
 
 def test_good_input_passes():

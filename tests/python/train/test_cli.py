@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,6 +124,32 @@ def test_bad_arguments_are_named(arguments, message, text, tmp_path, monkeypatch
     assert end.value.code == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_help_needs_no_packages(tmp_path):
+    root = Path(__file__).resolve().parents[3]
+    python = tmp_path / "python3"
+    # A Python without packages, and a PATH without apt-get: nothing could be installed.
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    for tool in ("bash", "dirname"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    environment = {"PATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    for arguments in (["--help"], ["--steps", "3", "-h"]):
+        shown = subprocess.run(
+            ["bash", root / "scripts" / "train.sh", *arguments],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        assert shown.startswith("usage: scripts/train.sh ")
+        assert "--block-size N" in shown
+    out, _ = run("--help")
+    rest = [text[text.index("Trains a small") :] for text in (shown, out)]
+    assert rest[0] == rest[1]
 
 
 def test_folder_with_a_run_is_not_overwritten(text, tmp_path, capsys):
