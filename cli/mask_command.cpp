@@ -154,7 +154,8 @@ void run_mask(const MaskOptions& options) {
                        {"png_scale", png_scale(picture.drawing)}};
   }
   if (options.json) {
-    fmt::print("{}\n", json.dump(2));
+    // Names of files need not be UTF-8.
+    fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
     return;
   }
   print_text(title, counts, tiles, is_diffusion(options));

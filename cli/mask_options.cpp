@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -59,6 +61,36 @@ std::optional<std::pair<int, int>> interval(const std::string& text) {
   const CLI::Validator number = whole_number(0, kMaxLength);
   if (!number(begin).empty() || !number(end).empty()) return std::nullopt;
   return std::pair{std::stoi(begin), std::stoi(end)};
+}
+
+/// Why a title cannot be written into pictures and JSON, or an empty text: those take UTF-8, and
+/// XML has no control characters.
+std::string title_error(const std::string& text) {
+  constexpr const char* kAccepted = "accepted: UTF-8 without control characters";
+  if (text.empty()) return "is empty; leave it out for one made of the options";
+  for (std::size_t i = 0; i < text.size();) {
+    const auto byte_at = [&](std::size_t place) -> std::uint32_t {
+      return place < text.size() ? static_cast<unsigned char>(text[place]) : 0;
+    };
+    const std::uint32_t lead = byte_at(i);
+    const std::size_t length = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    constexpr std::array<std::uint32_t, 5> kLeast = {0, 0, 0x80, 0x800, 0x10000};
+    std::uint32_t code = length == 1 ? lead : lead & (0x7FU >> length);
+    bool good = length == 1 || (lead >= 0xC0 && lead < 0xF8);
+    for (std::size_t k = 1; k < length; ++k) {
+      good = good && (byte_at(i + k) & 0xC0U) == 0x80;
+      code = code << 6U | (byte_at(i + k) & 0x3FU);
+    }
+    const bool surrogate = code >= 0xD800 && code < 0xE000;
+    if (!good || code < kLeast[length] || code > 0x10FFFF || surrogate) {
+      return fmt::format("has the byte 0x{:02X}, which is no UTF-8 there; {}", lead, kAccepted);
+    }
+    if (code < 0x20 || (code >= 0x7F && code < 0xA0) || code == 0xFFFE || code == 0xFFFF) {
+      return fmt::format("has the character U+{:04X}; {}", code, kAccepted);
+    }
+    i += length;
+  }
+  return {};
 }
 
 /// The parts between commas; an empty text has one empty part.
@@ -285,11 +317,7 @@ void add_output_options(OptionList& list, CLI::App& app, MaskOptions& o) {
                 "pictures (--output)",
                 [](const MaskOptions& options) { return !options.output.empty(); });
   list.add("--title", o.title, "name of the mask, above the picture and the counts")
-      ->check(CLI::Validator(
-          [](std::string& text) -> std::string {
-            return text.empty() ? "is empty; leave it out for one made of the options" : "";
-          },
-          "", ""))
+      ->check(CLI::Validator([](std::string& text) { return title_error(text); }, "", ""))
       ->type_name("TEXT");
   app.add_flag("--json", o.json, "print the counts as JSON");
 }

@@ -61,7 +61,7 @@ def check_length(name: str, value: Any) -> Any:
     raised here is torch's about what it cannot compile.
     """
     value = check_integer(name, value)
-    if not _is_compiling() and not 1 <= value <= MAX_LENGTH:
+    if not is_compiling() and not 1 <= value <= MAX_LENGTH:
         raise ValueError(f"{name} is {value}; it must be an integer in [1, {MAX_LENGTH}]")
     return value
 
@@ -127,16 +127,26 @@ def check_seed(seed: Any) -> int:
     return check_integer("dropout_seed", seed)
 
 
-def check_int32_list(name: str, values: Any) -> None:
-    """Whether a (nested) list or tuple holds integers of 32 bits."""
-    for value in values:
+def check_int32_list(name: str, values: Any) -> list[int]:
+    """The shape of a (nested) list or tuple of integers of 32 bits."""
+    first: list[int] = []
+    for i, value in enumerate(values):
+        shape: list[int] = []
         if isinstance(value, (list, tuple)):
-            check_int32_list(name, value)
+            shape = check_int32_list(name, value)
         elif not INT32_MIN <= check_integer(name, value) <= INT32_MAX:
             raise ValueError(f"{name} holds {value}; accepted: integers of 32 bits")
+        if i == 0:
+            first = shape
+        elif shape != first:
+            raise ValueError(
+                f"{name} is a ragged list: its parts 0 and {i} have shapes {first} and {shape}; "
+                "accepted: parts of one shape"
+            )
+    return [len(values), *first]
 
 
-def _is_compiling() -> bool:
+def is_compiling() -> bool:
     return compiler is not None and compiler.is_compiling()
 
 

@@ -6,11 +6,13 @@ and strings.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from . import _binding
+from ._arguments import INT64_MAX
 
 NUM_ARRAYS = 14
 
@@ -40,6 +42,26 @@ def _prefix(
     kind, block_size, window_left, window_right, order, clean, noisy, clean_window, num_views,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The binding's arguments, with stand-ins for the tensors."""
+    sequence, split = layout == "sequence", layout == "split"
+    if sequence == (kind == "diffusion"):
+        raise ValueError(
+            f'layout is "{layout}", but mask is "{kind}"; accepted: "sequence" with "full", '
+            '"causal", "window" and "block_causal", other layouts with "diffusion"'
+        )
+    for name, value, default, unused in (
+        ("order", order, "noisy_clean", sequence or split),
+        ("clean", clean, "block", sequence),
+        ("noisy", noisy, "bidirectional", sequence),
+        ("clean_window", clean_window, 0, sequence),
+        ("num_views", num_views, 1, sequence),
+        ("window_left", window_left, -1, not sequence),
+        ("window_right", window_right, -1, not sequence),
+    ):
+        if unused and value != default:
+            raise ValueError(
+                f'{name} is {value!r}, but layout is "{layout}", where it has no effect; '
+                f"accepted: {default!r}"
+            )
     packed = cu_seqlens is not None or cu_seqlens_noisy is not None
     stand_in_row = np.zeros(8, np.float32)
 
@@ -50,13 +72,13 @@ def _prefix(
 
     numerics = (None, 0.0, 0.0, 0, False, 0)
     q = stand_in(rows)
-    if layout == "sequence":
+    if sequence:
         k = stand_in(rows_kv)
         return _binding.sequence_prefix(
             q, k, k, cu_seqlens, cu_seqlens_kv, prefix_lens, seqused, seqused_kv, q_offsets, None,
             kind, block_size, window_left, window_right, q_offset, -1, *numerics,
         )  # fmt: skip
-    if layout == "split":
+    if split:
         k_clean = stand_in(rows_clean)
         return _binding.split_prefix(
             q, q, q, k_clean, k_clean, stand_in(rows_clean_q) if rows_clean_q else None,
@@ -72,7 +94,13 @@ def _prefix(
 
 
 def attention_mask(*arguments: Any) -> np.ndarray:
-    visible = np.empty(mask_shape(*arguments), np.uint8)
+    shape = mask_shape(*arguments)
+    if math.prod(shape) > INT64_MAX:
+        raise ValueError(
+            f"batch and rows make a mask of shape {list(shape)}; accepted: at most 2**63 - 1 "
+            "elements"
+        )
+    visible = np.empty(shape, np.uint8)
     _binding.attention_mask(*_prefix(*arguments), visible.reshape(-1))
     return visible.view(np.bool_)
 

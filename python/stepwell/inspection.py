@@ -15,10 +15,13 @@ import numpy as np
 from . import _host_masks, _numpy
 from ._arguments import (
     DIFFUSION_LAYOUT,
+    INT32_MAX,
+    MAX_LENGTH,
     check_choice,
     check_flag,
     check_integer,
     clean_window_number,
+    is_compiling,
     is_zero,
     refuse_masked,
 )
@@ -51,11 +54,11 @@ _SPLIT = (
 _NOT_SPLIT = ("seqused", "cu_seqlens")
 
 
-def _rows(name: str, rows: Any) -> int:
-    rows = check_integer(name, rows)
-    if rows < 0:
-        raise ValueError(f"{name} is {rows}; accepted: 0 or more")
-    return rows
+def _count(name: str, count: Any, most: int = MAX_LENGTH) -> int:
+    count = check_integer(name, count)
+    if not 0 <= count <= most:
+        raise ValueError(f"{name} is {count}; accepted: integers in [0, {most}]")
+    return count
 
 
 def _layout(layout: str | None, mask: Mask, cu_seqlens: Any) -> str:
@@ -64,7 +67,14 @@ def _layout(layout: str | None, mask: Mask, cu_seqlens: Any) -> str:
         return "sequence"
     if layout is None:
         return "batched" if cu_seqlens is None else "interleaved"
-    return check_choice("layout", layout, DIFFUSION_LAYOUT)
+    check_choice("layout", layout, DIFFUSION_LAYOUT)
+    if layout == "batched" and cu_seqlens is not None:
+        raise ValueError(
+            'cu_seqlens is given, but layout is "batched"; accepted: "interleaved", "halves"'
+        )
+    if layout in ("interleaved", "halves") and cu_seqlens is None:
+        raise ValueError(f'cu_seqlens is None; layout "{layout}" takes an array (batch + 1,)')
+    return layout
 
 
 def _refuse_others(layout: str, given: dict[str, Any]) -> None:
@@ -84,9 +94,16 @@ def _refuse_others(layout: str, given: dict[str, Any]) -> None:
                 raise ValueError(f"{name} is given, but the layout is {layout}; accepted: {owners}")
 
 
-def _batch(batch: int | None, per_sample: list[Any], block_ranges: Any) -> int:
+def _batch(given: dict[str, Any], per_sample: list[Any], block_ranges: Any) -> int:
+    batch = given["batch"]
     if batch is not None:
-        return _rows("batch", batch)
+        for name in ("cu_seqlens", "cu_seqlens_noisy"):
+            if given[name] is not None:
+                raise ValueError(
+                    f"batch is given, but so is {name}, which says how many samples are packed; "
+                    "accepted: one of them"
+                )
+        return _count("batch", batch, INT32_MAX)
     for array in per_sample:
         if array is not None and array.ndim:
             return array.shape[0]
@@ -107,7 +124,7 @@ def _host_arguments(
             )
     given = {**_DEFAULTS, **arguments}
     mask = as_mask(mask) if isinstance(mask, (str, *MASKS)) else Diffusion(mask)
-    rows = _rows("rows", rows)
+    rows = _count("rows", rows)
     layout = _layout(given["layout"], mask, given["cu_seqlens"])
     _refuse_others(layout, given)
 
@@ -117,10 +134,10 @@ def _host_arguments(
         number, array = backend.offset(name, given[name])
         offsets.append(number)
         offset_arrays.append(array)
-    batch = _batch(given["batch"], [*arrays[:5], *offset_arrays], arrays[-1])
+    batch = _batch(given, [*arrays[:5], *offset_arrays], arrays[-1])
 
     def count(name: str, default: int) -> int:
-        return default if given[name] is None else _rows(name, given[name])
+        return default if given[name] is None else _count(name, given[name])
 
     rows_clean = count("rows_clean", rows)
     counts = (count("rows_kv", rows), rows_clean, count("rows_clean_q", rows_clean))
@@ -143,7 +160,10 @@ def _to_numpy(value: Any) -> Any:
 
 
 def _to_torch(name: str, value: Any) -> Any:
-    return torch.from_numpy(_numpy.int_array(name, value)) if _is_array(value) else value
+    if not _is_array(value):
+        return value
+    # A compiler's arrays are tensors, which the operator's arguments are checked as.
+    return torch.from_numpy(value if is_compiling() else _numpy.int_array(name, value))
 
 
 def attention_mask(
@@ -156,14 +176,17 @@ def attention_mask(
 ) -> Array:
     """The boolean mask (True: visible) that the attention functions apply.
 
-    It compiles with ``torch.compile(fullgraph=True)``, unless the result is a NumPy array.
+    It compiles with ``torch.compile(fullgraph=True)``, unless the result is a NumPy array: NumPy's
+    array arguments need ``as_numpy=False`` there, and numbers must be Python's, since torch's
+    compiler takes those of NumPy, such as ``np.int64(4)``, for tensors.
 
     Args:
         rows: rows of q (all parts of the tensor; layout "split": of q_noisy).
         mask: "full", "causal", an object of stepwell.masks, or a block size for Diffusion(...).
         device: the torch device of the result.
         as_numpy: return a NumPy array; None: if torch is missing or an array argument is NumPy's.
-        batch: samples of batched layouts; None: as many as the per-sample arrays have, or 1.
+        batch: samples of batched layouts; None: as many as the per-sample arrays have, or 1. Not
+            with cu_seqlens or cu_seqlens_noisy, which say how many there are.
         layout: Diffusion masks: "batched", "interleaved", "halves" or "split"; None:
             "interleaved" with cu_seqlens, else "batched".
         rows_kv: rows of k, for masks of one sequence; None: rows.

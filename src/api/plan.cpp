@@ -8,6 +8,7 @@
 #include "api/text.hpp"
 #include "core/check.hpp"
 #include "cpu/attention.hpp"
+#include "cpu/parallel.hpp"
 
 namespace stepwell {
 
@@ -17,6 +18,7 @@ struct AttentionPlan::Impl {
   AttentionOutputs outputs;
   AttentionGradients gradients;
   AttentionShape shape;
+  int num_threads = 0;  // resolved: the workspace has a piece for each
   std::size_t workspace_bytes = 0;
   std::string description;
 };
@@ -44,17 +46,26 @@ AttentionPlan::Impl plan_inputs(const AttentionArgs& args, bool backward) {
   plan.backward = backward;
   plan.args = args;
   plan.shape = check_arguments(args);
+  plan.num_threads = cpu::thread_count(args.num_threads);
   forget_data(plan.args, kTensorFields);
   forget_data(plan.args, kArrayFields);
   return plan;
 }
 
-/// What run() and the one-call forms share once shapes are known to be good.
+AttentionProblem planned_problem(const AttentionPlan::Impl& plan, const AttentionArgs& args) {
+  AttentionProblem problem = build_problem(args, plan.shape, Addresses::kPlanned);
+  problem.num_threads = plan.num_threads;
+  return problem;
+}
+
+/// What run() and the one-call forms share once shapes are known to be good. OpenMP's default may
+/// change at any time, so `num_threads` is the number that the workspace is for.
 AttentionProblem host_problem(const AttentionArgs& args, const AttentionShape& shape,
-                              std::vector<std::int32_t>& storage) {
+                              int num_threads, std::vector<std::int32_t>& storage) {
   check_tensor_data(args);
   check_array_data(args);
   AttentionProblem problem = build_problem(args, shape, Addresses::kReal);
+  problem.num_threads = num_threads;
   check_values(args, problem.layout);
   set_valid_clean_queries(args, problem, storage);
   return problem;
@@ -100,7 +111,7 @@ AttentionPlan plan_attention_forward(const AttentionArgs& args, const AttentionO
   check_backend(args);
   plan->outputs = outputs;
   forget_data(plan->outputs, kOutputFields);
-  AttentionProblem problem = build_problem(args, plan->shape, Addresses::kPlanned);
+  AttentionProblem problem = planned_problem(*plan, args);
   set_outputs(args, outputs, Addresses::kPlanned, problem);
   plan->workspace_bytes = cpu::forward_workspace_bytes(problem);
   plan->description = cpu::describe(problem);
@@ -114,7 +125,7 @@ AttentionPlan plan_attention_backward(const AttentionArgs& args,
   check_backend(args);
   plan->gradients = gradients;
   forget_data(plan->gradients, kGradientFields);
-  AttentionProblem problem = build_problem(args, plan->shape, Addresses::kPlanned);
+  AttentionProblem problem = planned_problem(*plan, args);
   set_gradients(args, gradients, Addresses::kPlanned, problem);
   plan->workspace_bytes = cpu::backward_workspace_bytes(problem);
   plan->description = cpu::describe(problem);
@@ -128,7 +139,7 @@ void run(const AttentionPlan& plan, const AttentionArgs& args, const AttentionOu
   check_as_planned(args, outputs, impl.outputs);
   check_data(args, outputs);
   std::vector<std::int32_t> storage;
-  AttentionProblem problem = host_problem(args, impl.shape, storage);
+  AttentionProblem problem = host_problem(args, impl.shape, impl.num_threads, storage);
   set_outputs(args, outputs, Addresses::kReal, problem);
   cpu::forward(problem, static_cast<std::byte*>(workspace));
 }
@@ -140,7 +151,7 @@ void run(const AttentionPlan& plan, const AttentionArgs& args, const AttentionGr
   check_as_planned(args, gradients, impl.gradients);
   check_data(args, gradients);
   std::vector<std::int32_t> storage;
-  AttentionProblem problem = host_problem(args, impl.shape, storage);
+  AttentionProblem problem = host_problem(args, impl.shape, impl.num_threads, storage);
   set_gradients(args, gradients, Addresses::kReal, problem);
   cpu::backward(problem, static_cast<std::byte*>(workspace));
 }
@@ -151,7 +162,8 @@ void attention_forward(const AttentionArgs& args, const AttentionOutputs& output
   check_backend(args);
   check_data(args, outputs);
   std::vector<std::int32_t> storage;
-  AttentionProblem problem = host_problem(args, shape, storage);
+  AttentionProblem problem =
+      host_problem(args, shape, cpu::thread_count(args.num_threads), storage);
   set_outputs(args, outputs, Addresses::kReal, problem);
   const Workspace workspace = allocate(cpu::forward_workspace_bytes(problem));
   cpu::forward(problem, workspace.get());
@@ -163,7 +175,8 @@ void attention_backward(const AttentionArgs& args, const AttentionGradients& gra
   check_backend(args);
   check_data(args, gradients);
   std::vector<std::int32_t> storage;
-  AttentionProblem problem = host_problem(args, shape, storage);
+  AttentionProblem problem =
+      host_problem(args, shape, cpu::thread_count(args.num_threads), storage);
   set_gradients(args, gradients, Addresses::kReal, problem);
   const Workspace workspace = allocate(cpu::backward_workspace_bytes(problem));
   cpu::backward(problem, workspace.get());

@@ -1,6 +1,7 @@
 """`stepwell mask` against the element rule: its counts, its tiles and its pictures."""
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from xml.etree import ElementTree
@@ -296,11 +297,18 @@ def test_large_pictures_keep_one_pixel_per_pair(stepwell, tmp_path):
 def test_title_is_escaped(stepwell, tmp_path):
     path = tmp_path / "mask.svg"
     png = tmp_path / "mask.png"
-    title = 'a<b & "c" → ü'
+    title = 'a<b & "c" → ü \ud7ff\U0010ffff'
     stepwell(["mask", "-n", "8", "-b", "4", "-o", str(path), "-o", str(png), "--title", title])
     svg = ElementTree.parse(path).getroot()
     assert svg.find("{http://www.w3.org/2000/svg}title").text == title
     assert Image.open(png).size[0] > 100
+
+
+def test_names_of_files_may_be_any_bytes(stepwell, tmp_path):
+    name = b"mask \xff.svg"
+    result = stepwell(["mask", "-n8", "-b4", "--json", "-o", name], cwd=tmp_path)
+    assert json.loads(result.stdout)["picture"]["files"] == ["mask \ufffd.svg"]
+    assert os.listdir(os.fsencode(tmp_path)) == [name]
 
 
 def test_text_output_has_the_counts(stepwell):
@@ -381,6 +389,23 @@ def test_closed_form_reaches_large_lengths(stepwell):
         ("mask -n 16 -b 4 --clean-window 0", ["--clean-window", "0", "[1, "]),
         ("mask -n 16 -b 4 --cell 8", ["--cell", "--output"]),
         (["mask", "-n16", "-b4", "--title", ""], ["--title", "empty"]),
+        *(
+            (["mask", "-n16", "-b4", "-omask.svg", "--title", b"a" + title], ["--title", part])
+            for title, part in (
+                (b"\x01", "U+0001"),
+                (b"\n", "U+000A"),
+                (b"\x7f", "U+007F"),
+                (b"\xc2\x85", "U+0085"),
+                (b"\xef\xbf\xbe", "U+FFFE"),
+                (b"\xff", "0xFF"),
+                (b"\x80", "0x80"),
+                (b"\xc3", "0xC3"),
+                (b"\xc3(", "0xC3"),
+                (b"\xc0\xaf", "0xC0"),
+                (b"\xed\xa0\x80", "0xED"),
+                (b"\xf4\x90\x80\x80", "0xF4"),
+            )
+        ),
         ("mask -n 16 -b 4 -o mask.jpg", ["--output", "mask.jpg", ".svg"]),
         ("mask -n 5000 -b 4 -o mask.svg", ["--length", "10,000", "4,096"]),
         ("mask -n 2000 -b 4 --cell 64 -o mask.svg", ["--cell", "64"]),

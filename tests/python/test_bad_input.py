@@ -54,6 +54,27 @@ def ints(*values):
     return torch.tensor(values, dtype=torch.int32)
 
 
+def joint_operator(layout="batched", order="noisy_clean", clean="block", noisy="bidirectional"):
+    choices = layout, 4, order, clean, noisy
+    return torch.ops.stepwell.diffusion_attention(
+        *tensors().values(), *[None] * 4, *choices, 0, 1, -1, None, 0.0, 0.0, 0, False
+    )
+
+
+def sequence_operator(mask):
+    return torch.ops.stepwell.sequence_attention(
+        *tensors().values(), *[None] * 7, mask, 1, -1, -1, 0, -1, None, 0.0, 0.0, 0, False
+    )
+
+
+def mask_operator(layout="batched", kind="diffusion", window_left=-1, num_views=1):
+    rules = "noisy_clean", "block", "bidirectional", 0, num_views
+    counts = 1, 8, 8, 8, 8, 0, 0, 0
+    return torch.ops.stepwell.attention_mask(
+        *[None] * 14, layout, *counts, kind, 1, window_left, -1, *rules
+    )
+
+
 def without(name):
     given = tensors()
     del given[name]
@@ -246,6 +267,48 @@ CASES = [
      r"^attention_mask\(\) got an unexpected keyword argument 'cu_seqlen'"),
     (lambda: stepwell.attention_mask(24, 4, clean_q_offset=np.int64(1)), ValueError,
      "clean_q_offset is given, but the layout is batched"),
+    (lambda: stepwell.attention_mask(8, 2, cu_seqlens=[0, 4, 8], batch=5), ValueError,
+     "batch is given, but so is cu_seqlens, which"),
+    (lambda: stepwell.visible_pairs(8, "full", cu_seqlens=[0, 4, 8], batch=2), ValueError,
+     "batch is given, but so is cu_seqlens, which"),
+    (lambda: stepwell.diffusion_mask(
+        8, 2, layout="split", cu_seqlens_noisy=[0, 8], cu_seqlens_clean=[0, 8], batch=1),
+     ValueError, "batch is given, but so is cu_seqlens_noisy"),
+    (lambda: stepwell.attention_mask(8, masks.Diffusion(2, "clean_noisy"), layout="split"),
+     ValueError, "order is 'clean_noisy', but layout is \"split\""),
+    (lambda: stepwell.diffusion_mask(8, 2, layout="batched", cu_seqlens=[0, 4, 8]), ValueError,
+     'cu_seqlens is given, but layout is "batched"'),
+    (lambda: stepwell.diffusion_mask(8, 2, layout="interleaved"), ValueError, "cu_seqlens is None"),
+    (lambda: stepwell.visible_pairs(8, 2, layout="halves"), ValueError, "cu_seqlens is None"),
+    # sizes
+    (lambda: stepwell.visible_pairs(2**28, "full", batch=1000), ValueError,
+     f"batch size 1000, and the visible pairs .* more than {2**63 - 1}"),
+    (lambda: stepwell.visible_pairs(8, "full", batch=2**31), ValueError, f"batch is {2**31}"),
+    (lambda: stepwell.visible_pairs(2**28 + 1, "full"), ValueError, f"rows is {2**28 + 1}"),
+    (lambda: stepwell.attention_mask(2**28, "full", rows_kv=2**40), ValueError, "rows_kv is 1099"),
+    (lambda: stepwell.attention_mask(2**28, "full", batch=256), ValueError,
+     r"batch and rows make a mask of shape \[256, 268435456, 268435456\]"),
+    # ragged lists
+    (lambda: split(block_ranges=[[0, 1], [0]]), ValueError,
+     r"block_ranges is a ragged list: its parts 0 and 1 have shapes \[2\] and \[1\]"),
+    (lambda: split(block_ranges=[[[0, 1]], [[0, 1], [1, 2]]]), ValueError, "block_ranges is a rag"),
+    (lambda: packed([0, [24]]), ValueError, r"cu_seqlens is a ragged list: .* \[\] and \[1\]"),
+    (lambda: split(noisy_offset=[[0], 1]), ValueError, "noisy_offset is a ragged list"),
+    (lambda: stepwell.diffusion_mask(8, 2, prefix_lens=[[0], 1], as_numpy=True), ValueError,
+     "prefix_lens is a ragged list"),
+    # strings of the operators
+    (lambda: joint_operator(layout="foo"), ValueError, 'layout is "foo"; accepted: "batched", '),
+    (lambda: joint_operator(order="foo"), ValueError, 'order is "foo"; accepted: "noisy_clean", '),
+    (lambda: joint_operator(clean="foo"), ValueError, 'clean is "foo"; accepted: "block", '),
+    (lambda: joint_operator(noisy="foo"), ValueError, 'noisy is "foo"; accepted: "bidirectional'),
+    (lambda: sequence_operator("foo"), ValueError, 'mask is "foo"; accepted: '),
+    (lambda: mask_operator(layout="foo"), ValueError, 'layout is "foo"; accepted: "batched", '),
+    (lambda: mask_operator(kind="causal"), ValueError, 'layout is "batched", but mask is "causal"'),
+    (lambda: mask_operator(layout="sequence"), ValueError, 'layout is "sequence", but mask'),
+    (lambda: mask_operator(layout="sequence", kind="foo"), ValueError, 'mask is "foo"'),
+    (lambda: mask_operator(window_left=3), ValueError, "window_left is 3, but layout is"),
+    (lambda: mask_operator(layout="sequence", kind="full", num_views=2), ValueError,
+     "num_views is 2, but layout is"),
 ]  # fmt: skip
 
 
@@ -274,6 +337,9 @@ def test_good_input_passes():
     split()
     split_packed()
     sequence()
+    joint_operator()
+    sequence_operator("full")
+    mask_operator()
 
 
 def test_bad_gradients():

@@ -1,5 +1,6 @@
 """torch operators: registration, compilation, autograd, autocast, strides."""
 
+import numpy as np
 import pytest
 import torch
 from cases import BY_NAME, Case
@@ -292,6 +293,19 @@ class TestCompile:
             for sizes in ((4, 9, 3), (5, 40, 32)):
                 run(*sizes)
         assert counter.graphs == graphs
+
+    def test_boolean_masks_of_numpy_arrays(self):
+        @torch.compile(fullgraph=True, backend="aot_eager")
+        def function(prefix_lens, cu_seqlens):
+            batched = stepwell.diffusion_mask(24, 4, prefix_lens=prefix_lens, as_numpy=False)
+            return batched, stepwell.diffusion_mask(24, 4, cu_seqlens=cu_seqlens, as_numpy=False)
+
+        for dtype in (np.int32, np.int64):
+            batched, packed = function(np.array([3, 1], dtype), np.array([0, 10, 24], dtype))
+            assert torch.equal(batched, stepwell.diffusion_mask(24, 4, prefix_lens=[3, 1]))
+            assert torch.equal(packed, stepwell.diffusion_mask(24, 4, cu_seqlens=[0, 10, 24]))
+        with pytest.raises(ValueError, match=r"prefix_lens\[1\] is -2"):
+            function(np.array([3, -2]), np.array([0, 10, 24]))
 
     def test_boolean_mask_with_inductor(self):
         @torch.compile(fullgraph=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,9 +107,10 @@ def _resume(
 
 def _corpus(text: list[str] | None, length: int) -> tuple[Corpus, list[str] | None]:
     """The text, and the absolute paths of its files (None: the standard library)."""
-    paths = None if text is None else [os.path.abspath(path) for path in text]
-    source, contents = standard_library() if text is None else text_files(text)
-    return split(source, contents, length), paths
+    if text is None:
+        return split(*standard_library(), length), None
+    source, contents = text_files(text)
+    return split(source, contents, length), list(contents)
 
 
 def _new_folder(output: str | None) -> Path:

@@ -72,17 +72,21 @@ def standard_library() -> tuple[str, dict[str, bytes]]:
 
 
 def text_files(paths: Iterable[str]) -> tuple[str, dict[str, bytes]]:
-    """Contents of the given files by name, in the order given.
+    """Contents of the given files by absolute path, in the order given.
+
+    What is held out follows the names, so a resumed run must see those that the first one saw,
+    wherever it is started and however its files are written.
 
     Raises:
         ValueError: a path that is not a readable file, or is given twice.
     """
     contents: dict[str, bytes] = {}
     for path in paths:
-        if path in contents:
+        name = os.path.abspath(path)
+        if name in contents:
             raise ValueError(f"--text: {path} is given twice")
         try:
-            contents[path] = Path(path).read_bytes()
+            contents[name] = Path(name).read_bytes()
         except OSError as error:
             raise ValueError(
                 f"--text: cannot read {path} ({error.strerror}); accepted: files"

@@ -66,6 +66,29 @@ def test_a_run_learns_reports_and_can_be_continued(text, tmp_path):
     assert again["held_out"]["bigram"] == held_out["bigram"]
 
 
+def test_relative_names_of_text_resume_from_anywhere(tmp_path, monkeypatch, capsys):
+    folder, text = tmp_path / "run", tmp_path / "text"
+    text.mkdir()
+    names = [f"{i}.txt" for i in range(12)]
+    for i, name in enumerate(names):
+        (text / name).write_text("".join(f"{i} times {j} is {i * j}\n" for j in range(40 + i)))
+    common = ["--steps", "2", "--no-table", "--threads", "1", "--eval-bytes", "64"]
+    monkeypatch.chdir(text)
+    arguments = ["--text", *names, "--output", str(folder), *common, *SMALL]
+    assert cli.main(arguments) == 0
+    first = json.loads((folder / "report.json").read_text())["text"]
+    assert first["held_out_files"] > 0
+    assert cli.main(["--resume", str(folder), *common]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["--resume", str(folder), *common]) == 0
+    given = [f"./text/{name}" for name in names]
+    assert cli.main(["--resume", str(folder), "--text", *given, *common]) == 0
+    assert json.loads((folder / "report.json").read_text())["text"] == first
+    with pytest.raises(SystemExit):
+        cli.main(["--text", "text/0.txt", "./text/0.txt", *common, *SMALL])
+    assert "0.txt is given twice" in capsys.readouterr().err
+
+
 def test_signal_saves_and_the_run_continues(text, tmp_path):
     folder = tmp_path / "run"
     process = start("--text", text, "--output", folder, "--minutes", 2, *SMALL,
