@@ -135,8 +135,8 @@ def speed_case(n: int, block_size: int, head_dim: int, peer: str, rounds: int) -
 
 
 MEMORY_CODE = """
-import sys, torch, stepwell
-rows, heads, dim = (int(x) for x in sys.argv[1:])
+import json, sys, torch, stepwell
+rows, heads, dim, threads = (int(x) for x in sys.argv[1:])
 
 def status(field):
     for line in open("/proc/self/status"):
@@ -151,23 +151,24 @@ def run(rows):
     out = stepwell.diffusion_attn_func(q, k, v, 32)
     out.backward(dout)
     results = 4 * 4 * rows * heads * dim + 4 * rows * heads
-    print((status("VmHWM") - before) / results)
+    extra = (status("VmHWM") - before) / results
+    print(json.dumps({"threads": torch.get_num_threads(), "extra_over_results": extra}))
 
-torch.set_num_threads(int(torch.get_num_threads()))
+torch.set_num_threads(threads)
 run_small = stepwell.diffusion_attn_func(*(torch.randn(1, 64, heads, dim),) * 3, 32)
 run(rows)
 """
 
 
-def memory_case(rows: int, head_dim: int) -> dict:
+def memory_case(rows: int, head_dim: int, threads: int) -> dict:
     """Peak memory of forward plus backward beyond the inputs over the bytes of all results."""
     output = subprocess.run(
-        [sys.executable, "-c", MEMORY_CODE, str(rows), str(HEADS), str(head_dim)],
+        [sys.executable, "-c", MEMORY_CODE, *map(str, (rows, HEADS, head_dim, threads))],
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    return {"rows": rows, "heads": HEADS, "head_dim": head_dim, "extra_over_results": float(output)}
+    return {"rows": rows, "heads": HEADS, "head_dim": head_dim, **json.loads(output)}
 
 
 def main() -> None:
@@ -215,7 +216,7 @@ def main() -> None:
         n, block_size, head_dim, peer = case
         print(f"{n:>5} {block_size:>3} {head_dim:>4} {peer:>14}  {'    '.join(cells)}", flush=True)
     for rows in (10240,) if arguments.quick else (10240, 40960):
-        result = memory_case(rows, 128)
+        result = memory_case(rows, 128, arguments.threads)
         report["memory"].append(result)
         print(f"2n = {rows}: extra memory / results = {result['extra_over_results']:.3f}")
     if arguments.output:

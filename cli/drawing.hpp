@@ -21,7 +21,7 @@ enum class Align { kLeft, kCenter, kRight };
 
 struct Text {
   double x = 0, y = 0;  // the baseline at the aligned end
-  std::string text;     // UTF-8
+  std::string text;     // UTF-8 without control characters
   double size = 12;
   Color color;
   Align align = Align::kLeft;

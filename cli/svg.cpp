@@ -8,6 +8,7 @@
 namespace stepwell::cli {
 namespace {
 
+/// `text` is UTF-8 without control characters, which XML does not have.
 std::string escaped(const std::string& text) {
   std::string result;
   for (const char c : text) {
@@ -25,8 +26,7 @@ std::string escaped(const std::string& text) {
         result += "&quot;";
         break;
       default:
-        // XML 1.0 has no control characters but tab and line ends.
-        result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+        result += c;
     }
   }
   return result;

@@ -98,7 +98,7 @@ struct AttentionArgs {
   Tensor dropout_state;  ///< int64 `[2]` (seed, offset) on the device, instead of the two numbers
   bool deterministic = false;  ///< bitwise equal results from run to run
 
-  int num_threads = 0;  ///< CPU backend: 0 takes OpenMP's default
+  int num_threads = 0;  ///< CPU backend; 0: OpenMP's default, as it is when planned
 
   /// CUDA: the CUstream that everything is queued on; nullptr is the device's default stream. No
   /// call waits for the device or reads its memory.
@@ -149,9 +149,9 @@ AttentionPlan plan_attention_forward(const AttentionArgs& args, const AttentionO
 /// The same for the backward pass.
 AttentionPlan plan_attention_backward(const AttentionArgs& args, const AttentionGradients& grads);
 
-/// Runs a plan on tensors of the planned shapes, dtypes and strides (checked); checks the values of
-/// integer arrays where they lie in host memory. `workspace`: plan.workspace_bytes() bytes, aligned
-/// to 64; may be null where that is 0.
+/// Runs a plan on tensors of the planned shapes, dtypes and strides, with the planned layout, mask
+/// and number of threads (checked); checks the values of integer arrays where they lie in host
+/// memory. `workspace`: plan.workspace_bytes() bytes, aligned to 64; may be null where that is 0.
 void run(const AttentionPlan& plan, const AttentionArgs& args, const AttentionOutputs& outputs,
          void* workspace);
 void run(const AttentionPlan& plan, const AttentionArgs& args, const AttentionGradients& grads,
@@ -167,7 +167,7 @@ void attention_backward(const AttentionArgs& args, const AttentionGradients& gra
 /// tests, documentation and pictures; quadratic. Only shapes of the tensors are used.
 void attention_mask(const AttentionArgs& args, unsigned char* visible, std::size_t capacity);
 
-/// Visible (query, key) pairs of all samples, of one head.
+/// Visible (query, key) pairs of all samples, of one head; throws where they do not fit 64 bits.
 std::int64_t visible_pairs(const AttentionArgs& args);
 
 /// The library's version, "major.minor.patch".

@@ -1,7 +1,9 @@
 """Attention for diffusion models: fast kernels whose masks are part of the operator.
 
 The functions take torch tensors, or NumPy arrays where torch is missing or not wanted; with torch
-they are operators with autograd, autocast and ``torch.compile(fullgraph=True)``.
+they are operators with autograd, autocast and ``torch.compile(fullgraph=True)``. In compiled
+functions numbers must be Python's: torch's compiler takes NumPy's, such as ``np.int64(4)``, for
+tensors, whose values it does not know.
 """
 
 from . import masks

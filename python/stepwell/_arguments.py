@@ -5,6 +5,15 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import numpy as np
+
+try:
+    from torch import compiler
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    compiler = None
+
 LAYOUT = {"batched": 0, "interleaved": 1, "halves": 2, "split": 3, "sequence": 4}
 MASK_KIND = {"diffusion": 0, "full": 1, "causal": 2, "window": 3, "block_causal": 4}
 ORDER = {"noisy_clean": 0, "clean_noisy": 1}
@@ -13,6 +22,8 @@ NOISY = {"bidirectional": 0, "causal": 1}
 JOINT_LAYOUT = {name: LAYOUT[name] for name in ("batched", "interleaved", "halves")}
 DIFFUSION_LAYOUT = {**JOINT_LAYOUT, "split": LAYOUT["split"]}
 PACKED_LAYOUT = {name: LAYOUT[name] for name in ("interleaved", "halves")}
+
+MAX_LENGTH = 2**28  # kMaxLength of src/geometry/interval.hpp
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -31,12 +42,43 @@ def check_integer(name: str, value: Any) -> Any:
     if type(value) is not int:
         if _is_symbolic(value):
             return value
-        if isinstance(value, bool) or _is_array(value) or not hasattr(value, "__index__"):
-            raise TypeError(f"{name} must be an integer, got {_text(value)}")
-        value = operator.index(value)  # NumPy's scalars
+        value = _plain_integer(name, value)
     if not INT64_MIN <= value <= INT64_MAX:
         raise ValueError(f"{name} is {value}; accepted: integers of 64 bits")
     return value
+
+
+def _plain_integer(name: str, value: Any) -> int:
+    if isinstance(value, bool) or _is_array(value) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {_text(value)}")
+    return operator.index(value)  # NumPy's scalars
+
+
+def check_length(name: str, value: Any) -> Any:
+    """`value` as an int (or symbolic int) in [1, MAX_LENGTH].
+
+    While compiling the range is left to the operator: an error raised there is a ValueError, one
+    raised here is torch's about what it cannot compile.
+    """
+    value = check_integer(name, value)
+    if not is_compiling() and not 1 <= value <= MAX_LENGTH:
+        raise ValueError(f"{name} is {value}; it must be an integer in [1, {MAX_LENGTH}]")
+    return value
+
+
+def is_zero(name: str, value: Any) -> bool:
+    """Whether `value`, a number or an array or list of them, is the number 0."""
+    if type(value) is int or _is_symbolic(value):
+        return value == 0
+    if isinstance(value, (list, tuple)) or _is_array(value):
+        return False
+    return check_integer(name, value) == 0
+
+
+def check_flag(name: str, value: Any) -> bool:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, got {_text(value)}")
 
 
 def check_number(name: str, value: Any) -> float:
@@ -58,9 +100,10 @@ def clean_window_number(clean_window: Any) -> int:
     if clean_window is None:
         return 0
     clean_window = check_integer("clean_window", clean_window)
-    if clean_window < 1:
+    if not 1 <= clean_window <= MAX_LENGTH:
         raise ValueError(
-            f"clean_window is {clean_window}; accepted: 1 or more, or None for no window"
+            f"clean_window is {clean_window}; it must be an integer in [1, {MAX_LENGTH}], or None "
+            "for no window"
         )
     return clean_window
 
@@ -77,26 +120,54 @@ def max_seqlen_number(max_seqlen: Any) -> int:
 
 def check_seed(seed: Any) -> int:
     """A seed of 64 bits, signed or unsigned, as the signed number of the same bits."""
+    if type(seed) is not int and not _is_symbolic(seed):
+        seed = _plain_integer("dropout_seed", seed)
     if type(seed) is int and INT64_MAX < seed < 2**64:
         seed -= 2**64
     return check_integer("dropout_seed", seed)
 
 
-def check_int32_list(name: str, values: Any) -> None:
-    """Whether a (nested) list or tuple holds integers of 32 bits."""
-    for value in values:
+def check_int32_list(name: str, values: Any) -> list[int]:
+    """The shape of a (nested) list or tuple of integers of 32 bits."""
+    first: list[int] = []
+    for i, value in enumerate(values):
+        shape: list[int] = []
         if isinstance(value, (list, tuple)):
-            check_int32_list(name, value)
+            shape = check_int32_list(name, value)
         elif not INT32_MIN <= check_integer(name, value) <= INT32_MAX:
             raise ValueError(f"{name} holds {value}; accepted: integers of 32 bits")
+        if i == 0:
+            first = shape
+        elif shape != first:
+            raise ValueError(
+                f"{name} is a ragged list: its parts 0 and {i} have shapes {first} and {shape}; "
+                "accepted: parts of one shape"
+            )
+    return [len(values), *first]
+
+
+def is_compiling() -> bool:
+    return compiler is not None and compiler.is_compiling()
 
 
 def _is_symbolic(value: Any) -> bool:
     return type(value).__name__ in ("SymInt", "SymFloat")
 
 
+def refuse_masked(name: str, value: Any) -> None:
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is a numpy.ma.MaskedArray, whose masked values would count; accepted: "
+            "numpy.ndarray"
+        )
+
+
 def _is_array(value: Any) -> bool:
-    return getattr(value, "ndim", 0) != 0 or type(value).__module__.partition(".")[0] == "torch"
+    return (
+        getattr(value, "ndim", 0) != 0
+        or type(value).__module__.partition(".")[0] == "torch"
+        or isinstance(value, np.ma.MaskedArray)
+    )
 
 
 def _quoted(names: dict[str, int]) -> str:

@@ -15,9 +15,28 @@ from typing import Any
 
 import tvm_ffi
 
-from ._arguments import CLEAN, LAYOUT, MASK_KIND, NOISY, ORDER
+from ._arguments import CLEAN, LAYOUT, MASK_KIND, NOISY, ORDER, check_choice
 
 _LIBRARY = "_stepwell.so"
+
+
+class _Codes(dict[str, int]):
+    """The numbers of an argument's strings. The operators take any string, so others end here."""
+
+    def __init__(self, name: str, codes: dict[str, int]) -> None:
+        super().__init__(codes)
+        self._name = name
+
+    def __missing__(self, value: str) -> int:
+        check_choice(self._name, value, self)
+        raise AssertionError  # not reached: the value is none of the accepted
+
+
+_LAYOUT = _Codes("layout", LAYOUT)
+_MASK_KIND = _Codes("mask", MASK_KIND)
+_ORDER = _Codes("order", ORDER)
+_CLEAN = _Codes("clean", CLEAN)
+_NOISY = _Codes("noisy", NOISY)
 
 # Tensors at the head of each family's arguments; the rest are numbers and strings.
 JOINT_TENSORS = 7
@@ -73,8 +92,8 @@ def joint_prefix(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Noisy and clean rows in one tensor."""
     return (
-        LAYOUT[layout], MASK_KIND["diffusion"], block_size,
-        ORDER[order], CLEAN[clean], NOISY[noisy], clean_window, num_views, -1, -1,
+        _LAYOUT[layout], _MASK_KIND["diffusion"], block_size,
+        _ORDER[order], _CLEAN[clean], _NOISY[noisy], clean_window, num_views, -1, -1,
         q, k, v, None, None, None,
         cu_seqlens, None, None, None,
         prefix_lens, seqused, None, None, None, None, None,
@@ -94,8 +113,8 @@ def split_prefix(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Noisy and clean rows in tensors of their own."""
     return (
-        LAYOUT["split"], MASK_KIND["diffusion"], block_size,
-        ORDER["noisy_clean"], CLEAN[clean], NOISY[noisy], clean_window, num_views, -1, -1,
+        _LAYOUT["split"], _MASK_KIND["diffusion"], block_size,
+        _ORDER["noisy_clean"], _CLEAN[clean], _NOISY[noisy], clean_window, num_views, -1, -1,
         q_noisy, k_noisy, v_noisy, q_clean, k_clean, v_clean,
         cu_seqlens_noisy, cu_seqlens_clean, cu_seqlens_clean_q, None,
         prefix_lens, seqused_noisy, seqused_clean, None,
@@ -113,7 +132,7 @@ def sequence_prefix(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Full, causal, window and block-causal masks of one sequence."""
     return (
-        LAYOUT["sequence"], MASK_KIND[mask], block_size,
+        _LAYOUT["sequence"], _MASK_KIND[mask], block_size,
         0, 0, 0, 0, 1, window_left, window_right,
         q, k, v, None, None, None,
         cu_seqlens, None, None, cu_seqlens_kv,

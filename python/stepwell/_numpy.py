@@ -14,6 +14,7 @@ from ._arguments import (
     check_integer,
     check_number,
     check_seed,
+    refuse_masked,
 )
 
 Array = np.ndarray
@@ -34,6 +35,7 @@ def readable(name: str, array: np.ndarray | None) -> np.ndarray | None:
     """The array as the binding takes it; it is only read, never copied."""
     if array is None:
         return None
+    refuse_masked(name, array)
     if not array.dtype.isnative or array.dtype.kind not in "fiu":
         raise TypeError(f"{name} has dtype {array.dtype}; accepted: native float32, float16")
     return array if array.flags.writeable else np.asarray(_Memory(array))
@@ -43,6 +45,7 @@ def int_array(name: str, value: Any, q: Any = None) -> np.ndarray | None:
     """A contiguous int32 array for an array, list or tuple of integers."""
     if value is None:
         return None
+    refuse_masked(name, value)
     if isinstance(value, np.ndarray):
         if value.dtype not in (np.int32, np.int64):
             raise TypeError(f"{name} has dtype {value.dtype}; accepted: int32, int64")

@@ -16,7 +16,7 @@ import torch
 from torch import _C
 from torch.autograd import forward_ad
 
-from . import _binding
+from . import _binding, _host_masks
 from ._arguments import (
     INT32_MAX,
     INT32_MIN,
@@ -53,8 +53,8 @@ def _has_tangent(x: object) -> bool:
     return isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None
 
 
-def int_array(name: str, value: Any, q: torch.Tensor) -> torch.Tensor | None:
-    """A contiguous int32 tensor for a tensor, list or tuple of integers."""
+def int_array(name: str, value: Any, q: torch.Tensor | None = None) -> torch.Tensor | None:
+    """A contiguous int32 tensor for a tensor, list or tuple of integers, which go where q is."""
     if value is None:
         return None
     if isinstance(value, torch.Tensor):
@@ -71,18 +71,19 @@ def int_array(name: str, value: Any, q: torch.Tensor) -> torch.Tensor | None:
         return narrow
     if isinstance(value, (list, tuple)):
         check_int32_list(name, value)
-        if q.device.type != "cuda" or torch.compiler.is_compiling():
-            return torch.tensor(value, dtype=torch.int32, device=q.device)
+        device = None if q is None else q.device
+        if device is None or device.type != "cuda" or torch.compiler.is_compiling():
+            return torch.tensor(value, dtype=torch.int32, device=device)
         # Pinned, so that the host does not wait for the device.
         array = torch.tensor(value, dtype=torch.int32, pin_memory=True)
-        return array.to(q.device, non_blocking=True)
+        return array.to(device, non_blocking=True)
     raise TypeError(
         f"{name} is of type {type(value).__name__}; accepted with tensors: torch.Tensor of int32 "
         "or int64, or a list of integers"
     )
 
 
-def offset(name: str, value: Any, q: torch.Tensor) -> tuple[int, torch.Tensor | None]:
+def offset(name: str, value: Any, q: torch.Tensor | None = None) -> tuple[int, torch.Tensor | None]:
     """A number for all samples, or an array with one for each."""
     if isinstance(value, (torch.Tensor, list, tuple)):
         return 0, int_array(name, value, q)
@@ -457,3 +458,32 @@ split_attention, split_attention_backward = _define(
     (0, 1, 2, 3, 4, 5),
     (0, 1, 2, 3, 4, 5),
 )
+
+
+# ------------------------------------------------------------------------------------- masks
+
+
+def _attention_mask(*args):
+    """The mask on the host; arrays on a device are waited for."""
+    arrays = [None if x is None else x.cpu().numpy() for x in args[: _host_masks.NUM_ARRAYS]]
+    return torch.from_numpy(_host_masks.attention_mask(*arrays, *args[_host_masks.NUM_ARRAYS :]))
+
+
+def _attention_mask_fake(*args):
+    return torch.empty(_host_masks.mask_shape(*args), dtype=torch.bool)
+
+
+_library.define(
+    "attention_mask(Tensor? prefix_lens, Tensor? seqused, Tensor? seqused_kv, "
+    "Tensor? seqused_noisy, Tensor? seqused_clean, Tensor? cu_seqlens, Tensor? cu_seqlens_kv, "
+    "Tensor? cu_seqlens_noisy, Tensor? cu_seqlens_clean, Tensor? cu_seqlens_clean_q, "
+    "Tensor? block_ranges, Tensor? q_offsets, Tensor? noisy_offsets, Tensor? clean_q_offsets, "
+    "str layout, SymInt batch, SymInt rows, SymInt rows_kv, SymInt rows_clean, "
+    "SymInt rows_clean_q, SymInt q_offset, SymInt noisy_offset, SymInt clean_q_offset, str kind, "
+    "SymInt block_size, SymInt window_left, SymInt window_right, str order, str clean, str noisy, "
+    "SymInt clean_window, SymInt num_views) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl("attention_mask", _attention_mask, "CompositeExplicitAutograd")
+torch.library.register_fake("stepwell::attention_mask", _attention_mask_fake, lib=_library)
+attention_mask = torch.ops.stepwell.attention_mask.default

@@ -14,10 +14,13 @@ from ._arguments import (
     ORDER,
     PACKED_LAYOUT,
     check_choice,
+    check_flag,
     check_integer,
     check_number,
     clean_window_number,
+    is_zero,
     max_seqlen_number,
+    refuse_masked,
     scale_number,
 )
 from .masks import BlockCausal, Diffusion, Mask, as_mask, sequence_numbers
@@ -50,6 +53,7 @@ __all__ = [
 
 def _backend(name: str, array: Any) -> Any:
     """The module that computes with arrays like this one."""
+    refuse_masked(name, array)
     if torch is not None and isinstance(array, torch.Tensor):
         return _torch
     if isinstance(array, np.ndarray):
@@ -61,6 +65,7 @@ def _backend(name: str, array: Any) -> Any:
 
 def _check_arrays(backend: Any, **arrays: Any) -> None:
     for name, array in arrays.items():
+        refuse_masked(name, array)
         if not isinstance(array, backend.Array):
             raise TypeError(
                 f"{name} is of type {type(array).__name__}; accepted: {backend.ARRAY_NAME}, as of "
@@ -109,7 +114,7 @@ def _joint(
         max_seqlen_number(max_seqlen),
         scale_number(softmax_scale),
         check_number("softcap", softcap),
-        dropout_p, seed, bool(deterministic),
+        dropout_p, seed, check_flag("deterministic", deterministic),
     )  # fmt: skip
 
 
@@ -150,7 +155,7 @@ def _sequence(
         max_seqlen_number(max_seqlen),
         scale_number(softmax_scale),
         check_number("softcap", softcap),
-        dropout_p, seed, bool(deterministic),
+        dropout_p, seed, check_flag("deterministic", deterministic),
     )  # fmt: skip
 
 
@@ -210,7 +215,7 @@ def _split(
         max_seqlen_number(max_seqlen),
         scale_number(softmax_scale),
         check_number("softcap", softcap),
-        dropout_p, seed, bool(deterministic),
+        dropout_p, seed, check_flag("deterministic", deterministic),
     )  # fmt: skip
 
 
@@ -290,6 +295,7 @@ def diffusion_attn_func(
         ValueError: a value or shape that is not accepted; the message names the argument.
         NotImplementedError: a feature or device that this build lacks.
     """
+    check_flag("return_lse", return_lse)
     backend = _backend("q", q)
     out, lse = backend.diffusion_attention(
         *_joint(
@@ -354,6 +360,7 @@ def diffusion_attn_varlen_func(
         memory; on a device, kernels clamp them to the tensors' bounds, and the environment variable
         STEPWELL_DEBUG_SYNC=1 has them checked at the price of waiting for the device.
     """
+    check_flag("return_lse", return_lse)
     backend = _backend("q", q)
     check_choice("layout", layout, PACKED_LAYOUT)
     if cu_seqlens is None:
@@ -438,6 +445,7 @@ def diffusion_attn_split_func(
     Raises:
         As :func:`diffusion_attn_func`.
     """
+    check_flag("return_lse", return_lse)
     backend = _backend("q_noisy", q_noisy)
     out, lse, out_clean, lse_clean = backend.split_attention(
         *_split(
@@ -555,6 +563,7 @@ def attention(
     Raises:
         As :func:`diffusion_attn_func`.
     """
+    check_flag("return_lse", return_lse)
     mask = as_mask(mask)
     backend = _backend("q", q)
     if isinstance(mask, Diffusion):
@@ -580,9 +589,8 @@ def attention(
 
 
 def _refuse_sequence_arguments(q_offset: Any, seqused_kv: Any, cu_seqlens_kv: Any) -> None:
-    offset_given = not isinstance(q_offset, int) or q_offset != 0
     for name, given in (
-        ("q_offset", offset_given),
+        ("q_offset", not is_zero("q_offset", q_offset)),
         ("seqused_kv", seqused_kv is not None),
         ("cu_seqlens_kv", cu_seqlens_kv is not None),
     ):

@@ -1,7 +1,9 @@
 """What masks look like: boolean masks, counts of visible pairs, and lengths of packed samples.
 
-These run on the host, in time and memory quadratic in the rows (:func:`visible_pairs`: linear), for
-documentation and tests.
+The masks and the counts are made on the host, in time and memory quadratic in the rows
+(:func:`visible_pairs`: linear), for documentation and tests. Masks may be made inside
+``torch.compile(fullgraph=True)``; the counts and lengths, whose results are numbers and shapes that
+depend on values, are for outside it.
 """
 
 from __future__ import annotations
@@ -10,26 +12,53 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _binding, _numpy
-from ._arguments import DIFFUSION_LAYOUT, check_choice, check_integer, clean_window_number
-from .functional import _refuse_layout, torch
-from .masks import Diffusion, Mask, as_mask, sequence_numbers
+from . import _host_masks, _numpy
+from ._arguments import (
+    DIFFUSION_LAYOUT,
+    INT32_MAX,
+    MAX_LENGTH,
+    check_choice,
+    check_flag,
+    check_integer,
+    clean_window_number,
+    is_compiling,
+    is_zero,
+    refuse_masked,
+)
+from .functional import _refuse_layout, _torch, torch
+from .masks import MASKS, Diffusion, Mask, as_mask, sequence_numbers
 
 if TYPE_CHECKING:
-    from .functional import Array, IntArray
+    from .functional import Array
 
 __all__ = ["attention_mask", "cu_seqlens_from_position_ids", "diffusion_mask", "visible_pairs"]
 
+# Optional arguments of the functions of masks, in the order of _host_masks.
+_ARRAYS = (
+    "prefix_lens", "seqused", "seqused_kv", "seqused_noisy", "seqused_clean",
+    "cu_seqlens", "cu_seqlens_kv", "cu_seqlens_noisy", "cu_seqlens_clean", "cu_seqlens_clean_q",
+    "block_ranges",
+)  # fmt: skip
+_OFFSETS = ("q_offset", "noisy_offset", "clean_q_offset")
+_DEFAULTS = {
+    "batch": None, "layout": None, "rows_kv": None, "rows_clean": None, "rows_clean_q": None,
+    **dict.fromkeys(_OFFSETS, 0), **dict.fromkeys(_ARRAYS),
+}  # fmt: skip
 
-def _rows(name: str, rows: Any) -> int:
-    rows = int(check_integer(name, rows))
-    if rows < 0:
-        raise ValueError(f"{name} is {rows}; accepted: 0 or more")
-    return rows
+# Those that only some layouts have.
+_SEQUENCE = ("rows_kv", "q_offset", "seqused_kv", "cu_seqlens_kv")
+_SPLIT = (
+    "rows_clean", "rows_clean_q", "noisy_offset", "clean_q_offset", "seqused_noisy",
+    "seqused_clean", "cu_seqlens_noisy", "cu_seqlens_clean", "cu_seqlens_clean_q", "block_ranges",
+)  # fmt: skip
+_NOT_SPLIT = ("seqused", "cu_seqlens")
 
 
-def _on_host(value: Any) -> Any:
-    return value.cpu().numpy() if torch is not None and isinstance(value, torch.Tensor) else value
+def _count(name: str, count: Any, most: int = MAX_LENGTH) -> int:
+    count = check_integer(name, count)
+    if not 0 <= count <= most:
+        raise ValueError(f"{name} is {count}; accepted: integers in [0, {most}]")
+    return count
 
 
 def _layout(layout: str | None, mask: Mask, cu_seqlens: Any) -> str:
@@ -38,144 +67,103 @@ def _layout(layout: str | None, mask: Mask, cu_seqlens: Any) -> str:
         return "sequence"
     if layout is None:
         return "batched" if cu_seqlens is None else "interleaved"
-    return check_choice("layout", layout, DIFFUSION_LAYOUT)
+    check_choice("layout", layout, DIFFUSION_LAYOUT)
+    if layout == "batched" and cu_seqlens is not None:
+        raise ValueError(
+            'cu_seqlens is given, but layout is "batched"; accepted: "interleaved", "halves"'
+        )
+    if layout in ("interleaved", "halves") and cu_seqlens is None:
+        raise ValueError(f'cu_seqlens is None; layout "{layout}" takes an array (batch + 1,)')
+    return layout
 
 
-def _refuse_others(layout: str, **groups: dict[str, Any]) -> None:
+def _refuse_others(layout: str, given: dict[str, Any]) -> None:
     """Refuses arguments of layouts other than this one."""
-    group = layout if layout in ("sequence", "split") else "joint"
-    for owners, arguments in groups.items():
-        if group in owners.split("_or_"):
-            continue
-        for name, value in arguments.items():
-            default = 0 if name.endswith("offset") else None
-            if value is not default:
+    for names, applies, owners in (
+        (_SEQUENCE, layout == "sequence", "masks of one sequence"),
+        (_SPLIT, layout == "split", 'layout="split"'),
+        (
+            _NOT_SPLIT,
+            layout != "split",
+            "joint layouts (batched, interleaved, halves) and masks of one sequence",
+        ),
+    ):
+        for name in () if applies else names:
+            value = given[name]
+            if value is not None and not (name in _OFFSETS and is_zero(name, value)):
+                raise ValueError(f"{name} is given, but the layout is {layout}; accepted: {owners}")
+
+
+def _batch(given: dict[str, Any], per_sample: list[Any], block_ranges: Any) -> int:
+    batch = given["batch"]
+    if batch is not None:
+        for name in ("cu_seqlens", "cu_seqlens_noisy"):
+            if given[name] is not None:
                 raise ValueError(
-                    f"{name} is given, but the layout is {layout}; accepted: "
-                    + " and ".join(_OWNERS[owner] for owner in owners.split("_or_"))
+                    f"batch is given, but so is {name}, which says how many samples are packed; "
+                    "accepted: one of them"
                 )
+        return _count("batch", batch, INT32_MAX)
+    for array in per_sample:
+        if array is not None and array.ndim:
+            return array.shape[0]
+    if block_ranges is not None and block_ranges.ndim == 3:
+        return block_ranges.shape[0]
+    return 1
 
 
-_OWNERS = {
-    "sequence": "masks of one sequence",
-    "split": 'layout="split"',
-    "joint": "joint layouts (batched, interleaved, halves)",
-}
+def _host_arguments(
+    function: str, backend: Any, rows: int, mask: Mask | str | int, arguments: dict[str, Any]
+) -> tuple[Any, ...]:
+    """The arguments of _host_masks for those of a public function, with the backend's arrays."""
+    for name in arguments:
+        if name not in _DEFAULTS:
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument '{name}'; accepted: "
+                + ", ".join(_DEFAULTS)
+            )
+    given = {**_DEFAULTS, **arguments}
+    mask = as_mask(mask) if isinstance(mask, (str, *MASKS)) else Diffusion(mask)
+    rows = _count("rows", rows)
+    layout = _layout(given["layout"], mask, given["cu_seqlens"])
+    _refuse_others(layout, given)
 
+    arrays = [backend.int_array(name, given[name]) for name in _ARRAYS]
+    offsets, offset_arrays = [], []
+    for name in _OFFSETS:
+        number, array = backend.offset(name, given[name])
+        offsets.append(number)
+        offset_arrays.append(array)
+    batch = _batch(given, [*arrays[:5], *offset_arrays], arrays[-1])
 
-def _prefix(
-    rows: int,
-    mask: Mask | str | int,
-    *,
-    batch: int | None = None,
-    layout: str | None = None,
-    rows_kv: int | None = None,
-    rows_clean: int | None = None,
-    rows_clean_q: int | None = None,
-    q_offset: int | IntArray = 0,
-    noisy_offset: int | IntArray = 0,
-    clean_q_offset: int | IntArray = 0,
-    prefix_lens: IntArray | None = None,
-    seqused: IntArray | None = None,
-    seqused_kv: IntArray | None = None,
-    seqused_noisy: IntArray | None = None,
-    seqused_clean: IntArray | None = None,
-    cu_seqlens: IntArray | None = None,
-    cu_seqlens_kv: IntArray | None = None,
-    cu_seqlens_noisy: IntArray | None = None,
-    cu_seqlens_clean: IntArray | None = None,
-    cu_seqlens_clean_q: IntArray | None = None,
-    block_ranges: IntArray | None = None,
-) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-    """The binding's arguments, with stand-ins for the tensors, and the shape of the mask."""
-    mask = as_mask(mask) if isinstance(mask, (str, Mask)) else Diffusion(mask)
-    rows = _rows("rows", rows)
-    layout = _layout(layout, mask, cu_seqlens)
-    _refuse_others(
-        layout,
-        sequence={
-            "rows_kv": rows_kv, "q_offset": q_offset, "seqused_kv": seqused_kv,
-            "cu_seqlens_kv": cu_seqlens_kv,
-        },
-        split={
-            "rows_clean": rows_clean, "rows_clean_q": rows_clean_q, "noisy_offset": noisy_offset,
-            "clean_q_offset": clean_q_offset, "seqused_noisy": seqused_noisy,
-            "seqused_clean": seqused_clean, "cu_seqlens_noisy": cu_seqlens_noisy,
-            "cu_seqlens_clean": cu_seqlens_clean, "cu_seqlens_clean_q": cu_seqlens_clean_q,
-            "block_ranges": block_ranges,
-        },
-        joint_or_sequence={"seqused": seqused, "cu_seqlens": cu_seqlens},
-    )  # fmt: skip
+    def count(name: str, default: int) -> int:
+        return default if given[name] is None else _count(name, given[name])
 
-    def array(name: str, value: Any) -> np.ndarray | None:
-        return _numpy.int_array(name, _on_host(value))
-
-    prefix_lens = array("prefix_lens", prefix_lens)
-    seqused = array("seqused", seqused)
-    seqused_kv = array("seqused_kv", seqused_kv)
-    seqused_noisy = array("seqused_noisy", seqused_noisy)
-    seqused_clean = array("seqused_clean", seqused_clean)
-    cu_seqlens = array("cu_seqlens", cu_seqlens)
-    cu_seqlens_kv = array("cu_seqlens_kv", cu_seqlens_kv)
-    cu_seqlens_noisy = array("cu_seqlens_noisy", cu_seqlens_noisy)
-    cu_seqlens_clean = array("cu_seqlens_clean", cu_seqlens_clean)
-    cu_seqlens_clean_q = array("cu_seqlens_clean_q", cu_seqlens_clean_q)
-    block_ranges = array("block_ranges", block_ranges)
-    q_offset, q_offsets = _numpy.offset("q_offset", _on_host(q_offset))
-    noisy_offset, noisy_offsets = _numpy.offset("noisy_offset", _on_host(noisy_offset))
-    clean_q_offset, clean_q_offsets = _numpy.offset("clean_q_offset", _on_host(clean_q_offset))
-
-    packed = cu_seqlens is not None or cu_seqlens_noisy is not None
-    if batch is None:
-        per_sample = [prefix_lens, seqused, seqused_kv, seqused_noisy, seqused_clean]
-        per_sample += [q_offsets, noisy_offsets, clean_q_offsets]
-        if block_ranges is not None and block_ranges.ndim == 3:
-            per_sample.append(block_ranges)
-        batch = next((len(a) for a in per_sample if a is not None and a.ndim), 1)
+    rows_clean = count("rows_clean", rows)
+    counts = (count("rows_kv", rows), rows_clean, count("rows_clean_q", rows_clean))
+    if isinstance(mask, Diffusion):
+        numbers = (
+            "diffusion", mask.block_size, -1, -1, mask.order, mask.clean, mask.noisy,
+            clean_window_number(mask.clean_window), mask.num_views,
+        )  # fmt: skip
     else:
-        batch = _rows("batch", batch)
-
-    stand_in_row = np.zeros(8, np.float32)
-
-    def stand_in(count: int) -> np.ndarray:
-        shape = (count, 1, 8) if packed else (batch, count, 1, 8)
-        strides = (0,) * (len(shape) - 1) + (4,)
-        return np.lib.stride_tricks.as_strided(stand_in_row, shape, strides)
-
-    numerics = (None, 0.0, 0.0, 0, False, 0)
-    q = stand_in(rows)
-    if layout == "sequence":
-        rows_kv = rows if rows_kv is None else _rows("rows_kv", rows_kv)
-        k = stand_in(rows_kv)
-        prefix = _binding.sequence_prefix(
-            q, k, k, cu_seqlens, cu_seqlens_kv, prefix_lens, seqused, seqused_kv, q_offsets, None,
-            *sequence_numbers(mask), q_offset, -1, *numerics,
-        )  # fmt: skip
-        shape = (rows, rows_kv)
-    elif layout == "split":
-        rows_clean = rows if rows_clean is None else _rows("rows_clean", rows_clean)
-        rows_clean_q = rows_clean if rows_clean_q is None else _rows("rows_clean_q", rows_clean_q)
-        k_clean = stand_in(rows_clean)
-        prefix = _binding.split_prefix(
-            q, q, q, k_clean, k_clean, stand_in(rows_clean_q) if rows_clean_q else None,
-            cu_seqlens_noisy, cu_seqlens_clean, cu_seqlens_clean_q, prefix_lens,
-            seqused_noisy, seqused_clean, block_ranges, noisy_offsets, clean_q_offsets, None,
-            mask.block_size, mask.clean, mask.noisy, clean_window_number(mask.clean_window),
-            mask.num_views, noisy_offset, clean_q_offset, -1, *numerics,
-        )  # fmt: skip
-        shape = (rows + rows_clean_q, rows + rows_clean)
-    else:
-        prefix = _binding.joint_prefix(
-            q, q, q, cu_seqlens, prefix_lens, seqused, None,
-            layout, mask.block_size, mask.order, mask.clean, mask.noisy,
-            clean_window_number(mask.clean_window), mask.num_views, -1, *numerics,
-        )  # fmt: skip
-        shape = (rows, rows)
-    return prefix, shape if packed else (batch, *shape)
+        numbers = (*sequence_numbers(mask), "noisy_clean", "block", "bidirectional", 0, 1)
+    return (*arrays, *offset_arrays, layout, batch, rows, *counts, *offsets, *numbers)
 
 
-def _is_numpy(arguments: dict[str, Any]) -> bool:
-    return any(isinstance(value, np.ndarray) for value in arguments.values())
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim > 0
+
+
+def _to_numpy(value: Any) -> Any:
+    return value.cpu().numpy() if torch is not None and isinstance(value, torch.Tensor) else value
+
+
+def _to_torch(name: str, value: Any) -> Any:
+    if not _is_array(value):
+        return value
+    # A compiler's arrays are tensors, which the operator's arguments are checked as.
+    return torch.from_numpy(value if is_compiling() else _numpy.int_array(name, value))
 
 
 def attention_mask(
@@ -188,12 +176,17 @@ def attention_mask(
 ) -> Array:
     """The boolean mask (True: visible) that the attention functions apply.
 
+    It compiles with ``torch.compile(fullgraph=True)``, unless the result is a NumPy array: NumPy's
+    array arguments need ``as_numpy=False`` there, and numbers must be Python's, since torch's
+    compiler takes those of NumPy, such as ``np.int64(4)``, for tensors.
+
     Args:
         rows: rows of q (all parts of the tensor; layout "split": of q_noisy).
         mask: "full", "causal", an object of stepwell.masks, or a block size for Diffusion(...).
         device: the torch device of the result.
         as_numpy: return a NumPy array; None: if torch is missing or an array argument is NumPy's.
-        batch: samples of batched layouts; None: as many as the per-sample arrays have, or 1.
+        batch: samples of batched layouts; None: as many as the per-sample arrays have, or 1. Not
+            with cu_seqlens or cu_seqlens_noisy, which say how many there are.
         layout: Diffusion masks: "batched", "interleaved", "halves" or "split"; None:
             "interleaved" with cu_seqlens, else "batched".
         rows_kv: rows of k, for masks of one sequence; None: rows.
@@ -214,17 +207,29 @@ def attention_mask(
     Raises:
         TypeError, ValueError: as the attention functions.
     """
-    if not isinstance(as_numpy, bool):
-        as_numpy = torch is None or _is_numpy(arguments)
-    prefix, shape = _prefix(rows, mask, **arguments)
-    visible = np.empty(shape, np.uint8)
-    _binding.attention_mask(*prefix, visible.reshape(-1))
-    visible = visible.view(np.bool_)
-    if as_numpy:
+    return _attention_mask("attention_mask", rows, mask, device, as_numpy, arguments)
+
+
+def _attention_mask(
+    function: str,
+    rows: int,
+    mask: Mask | str | int,
+    device: Any,
+    as_numpy: bool | None,
+    arguments: dict[str, Any],
+) -> Array:
+    if as_numpy is None:
+        as_numpy = torch is None or any(isinstance(x, np.ndarray) for x in arguments.values())
+    if check_flag("as_numpy", as_numpy):
         if device is not None:
             raise ValueError(f"device is {device}; accepted with NumPy results: None")
-        return visible
-    return torch.from_numpy(visible).to(device)
+        arguments = {name: _to_numpy(value) for name, value in arguments.items()}
+        return _host_masks.attention_mask(*_host_arguments(function, _numpy, rows, mask, arguments))
+    if torch is None:
+        raise ValueError("as_numpy is False but torch is missing; accepted: True or None")
+    arguments = {name: _to_torch(name, value) for name, value in arguments.items()}
+    visible = _torch.attention_mask(*_host_arguments(function, _torch, rows, mask, arguments))
+    return visible if device is None else visible.to(device)
 
 
 def diffusion_mask(
@@ -256,11 +261,13 @@ def diffusion_mask(
         TypeError, ValueError: as the attention functions.
     """
     mask = Diffusion(block_size, order, clean, noisy, clean_window, num_views)
-    return attention_mask(rows, mask, device=device, as_numpy=as_numpy, **arguments)
+    return _attention_mask("diffusion_mask", rows, mask, device, as_numpy, arguments)
 
 
 def visible_pairs(rows: int, mask: Mask | str | int, **arguments: Any) -> int:
     """The number of visible (query, key) pairs of all samples, of one head, in closed form.
+
+    It is a number of the host: compiled code cannot ask for it.
 
     Args:
         rows, mask, and the other arguments: as in :func:`attention_mask`.
@@ -272,8 +279,10 @@ def visible_pairs(rows: int, mask: Mask | str | int, **arguments: Any) -> int:
     Raises:
         TypeError, ValueError: as the attention functions.
     """
-    prefix, _ = _prefix(rows, mask, **arguments)
-    return int(_binding.visible_pairs(*prefix))
+    arguments = {name: _to_numpy(value) for name, value in arguments.items()}
+    return _host_masks.visible_pairs(
+        *_host_arguments("visible_pairs", _numpy, rows, mask, arguments)
+    )
 
 
 def cu_seqlens_from_position_ids(position_ids: Array, *, parts: int = 1) -> Array:
@@ -295,6 +304,7 @@ def cu_seqlens_from_position_ids(position_ids: Array, *, parts: int = 1) -> Arra
         TypeError: position_ids is not an integer array.
         ValueError: parts does not divide the number of runs.
     """
+    refuse_masked("position_ids", position_ids)
     if torch is not None and isinstance(position_ids, torch.Tensor):
         is_integer = not (position_ids.is_floating_point() or position_ids.is_complex())
         is_integer = is_integer and position_ids.dtype != torch.bool

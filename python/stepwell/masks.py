@@ -7,10 +7,25 @@ are arguments of the functions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from ._arguments import CLEAN, NOISY, ORDER, check_choice, check_integer, clean_window_number
+from ._arguments import (
+    CLEAN,
+    NOISY,
+    ORDER,
+    check_choice,
+    check_integer,
+    check_length,
+    clean_window_number,
+)
 
 __all__ = ["BlockCausal", "Causal", "Diffusion", "Full", "Mask", "Window"]
+
+
+def _keep(mask: Any, name: str, value: Any) -> None:
+    """Keeps a checked number where it is another object than the one given, such as NumPy's."""
+    if value is not getattr(mask, name):
+        object.__setattr__(mask, name, value)
 
 
 @dataclass(frozen=True)
@@ -37,8 +52,12 @@ class Window:
 
     def __post_init__(self) -> None:
         for name, value in (("left", self.left), ("right", self.right)):
-            if value is not None and check_integer(name, value) < 0:
+            if value is None:
+                continue
+            number = check_integer(name, value)
+            if number < 0:
                 raise ValueError(f"{name} is {value}; accepted: 0 or more, or None for no bound")
+            _keep(self, name, number)
 
 
 @dataclass(frozen=True)
@@ -52,7 +71,7 @@ class BlockCausal:
     block_size: int
 
     def __post_init__(self) -> None:
-        check_integer("block_size", self.block_size)
+        _keep(self, "block_size", check_length("block_size", self.block_size))
 
 
 @dataclass(frozen=True)
@@ -82,15 +101,18 @@ class Diffusion:
     num_views: int = 1
 
     def __post_init__(self) -> None:
-        check_integer("block_size", self.block_size)
+        _keep(self, "block_size", check_length("block_size", self.block_size))
         check_choice("order", self.order, ORDER)
         check_choice("clean", self.clean, CLEAN)
         check_choice("noisy", self.noisy, NOISY)
-        clean_window_number(self.clean_window)
-        check_integer("num_views", self.num_views)
+        if self.clean_window is not None:
+            _keep(self, "clean_window", clean_window_number(self.clean_window))
+        _keep(self, "num_views", check_length("num_views", self.num_views))
 
 
 Mask = Full | Causal | Window | BlockCausal | Diffusion
+# For isinstance: torch's compiler knows no unions there.
+MASKS = (Full, Causal, Window, BlockCausal, Diffusion)
 
 
 def as_mask(mask: Mask | str) -> Mask:
@@ -103,7 +125,7 @@ def as_mask(mask: Mask | str) -> Mask:
         raise ValueError(
             f'mask is "{mask}"; accepted: "full", "causal", or an object of stepwell.masks'
         )
-    if not isinstance(mask, (Full, Causal, Window, BlockCausal, Diffusion)):
+    if not isinstance(mask, MASKS):
         raise TypeError(
             f'mask is of type {type(mask).__name__}; accepted: "full", "causal", or an object of '
             "stepwell.masks"

@@ -29,9 +29,17 @@ struct AttentionShape {
   std::int64_t rows_clean_kv = 0;
 };
 
+/// Whether a tensor has no elements; their number may not fit 64 bits where it is expanded.
+inline bool is_empty(const Tensor& tensor) {
+  for (int i = 0; i < tensor.rank; ++i) {
+    if (tensor.shape[i] == 0) return true;
+  }
+  return false;
+}
+
 /// Throws Error unless the arguments describe a problem.
 AttentionShape check_arguments(const AttentionArgs& args);
-/// What may change from run to run of a plan: offsets, scale, cap, dropout, threads.
+/// What may change from run to run of a plan: offsets, scale, cap, dropout, max_seqlen.
 void check_numbers(const AttentionArgs& args);
 
 void check_outputs(const AttentionArgs& args, const AttentionShape& shape,

@@ -14,7 +14,7 @@ namespace {
 
 using geometry::kMaxLength;
 
-// Head dims the backends are built for (docs/operators.md).
+// Head dims the backends are built for (AttentionArgs in stepwell/attention.hpp).
 constexpr std::int64_t kHeadDimStep = 8;
 constexpr std::int64_t kMaxHeadDim = 256;
 
@@ -22,12 +22,32 @@ bool is_float(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
+bool is_known(DeviceType type) {
+  return type == DeviceType::kCpu || type == DeviceType::kCuda || type == DeviceType::kHip;
+}
+
 void check_length(std::int64_t value, const char* name, std::int64_t least) {
   STEPWELL_CHECK(least <= value && value <= kMaxLength, kValue,
                  "{} is {}; it must be an integer in [{}, {}]", name, value, least, kMaxLength);
 }
 
+/// Whether `value` is one of the enumerators from 0 to `last`; callers may hand over any number.
+template <typename Enum>
+void check_choice(Enum value, Enum last, const char* name, const char* accepted) {
+  const auto code = static_cast<std::int64_t>(value);
+  STEPWELL_CHECK(code >= 0 && code <= static_cast<std::int64_t>(last), kValue,
+                 "{} is {}, which is none of its enumerators; accepted: {}", name, code, accepted);
+}
+
+void check_layout(TokenLayout layout) {
+  check_choice(layout, TokenLayout::kSequence, "layout",
+               "kBatched, kInterleaved, kHalves, kSplit, kSequence");
+}
+
 void check_mask(const DiffusionMask& mask, TokenLayout layout) {
+  check_choice(mask.order, Order::kCleanNoisy, "order", "kNoisyClean, kCleanNoisy");
+  check_choice(mask.clean, CleanAttention::kCausal, "clean", "kBlock, kCausal");
+  check_choice(mask.noisy, NoisyAttention::kCausal, "noisy", "kBidirectional, kCausal");
   STEPWELL_CHECK(layout != TokenLayout::kSequence, kValue,
                  "mask is a diffusion mask, but the layout is sequence; diffusion masks take the "
                  "layouts batched, interleaved, halves and split");
@@ -50,6 +70,8 @@ void check_window(std::int64_t window, const char* name, SequenceMask::Kind kind
 }
 
 void check_mask(const SequenceMask& mask, TokenLayout layout) {
+  check_choice(mask.kind, SequenceMask::Kind::kBlockCausal, "mask.kind",
+               "kFull, kCausal, kWindow, kBlockCausal");
   STEPWELL_CHECK(layout == TokenLayout::kSequence, kValue,
                  "mask is {}, which takes one sequence, but the layout is {}", to_text(mask.kind),
                  to_text(layout));
@@ -81,7 +103,7 @@ void check_extents(const Tensor& tensor, const char* name) {
 
 void check_last_stride(const Tensor& tensor, const char* name) {
   const int last = tensor.rank - 1;
-  STEPWELL_CHECK(tensor.stride[last] == 1 || tensor.shape[last] <= 1 || tensor.size() == 0, kValue,
+  STEPWELL_CHECK(tensor.stride[last] == 1 || tensor.shape[last] <= 1 || is_empty(tensor), kValue,
                  "{} has stride {} in its last dimension; it must be contiguous there (stride 1)",
                  name, tensor.stride[last]);
 }
@@ -137,7 +159,7 @@ void check_int_array(const Tensor& tensor, const char* name, const Tensor& q, co
     STEPWELL_CHECK(expected < 0 || tensor.shape[i] == expected, kValue,
                    "{} has shape {}; its shape must be {}, with {} in dimension {}", name,
                    shape_text(tensor), extents_text, expected, i);
-    STEPWELL_CHECK(tensor.stride[i] == stride || tensor.shape[i] <= 1 || tensor.size() == 0, kValue,
+    STEPWELL_CHECK(tensor.stride[i] == stride || tensor.shape[i] <= 1 || is_empty(tensor), kValue,
                    "{} is not contiguous (stride {} in dimension {}); make it contiguous", name,
                    tensor.stride[i], i);
     stride *= tensor.shape[i];
@@ -149,6 +171,7 @@ class Checker {
   explicit Checker(const AttentionArgs& args) : args_(args), names_(names_of(args.layout)) {}
 
   AttentionShape run() {
+    check_layout(args_.layout);
     std::visit([&](const auto& mask) { check_mask(mask, args_.layout); }, args_.mask);
     check_query();
     check_keys();
@@ -197,7 +220,7 @@ class Checker {
     }
     STEPWELL_CHECK(is_float(q.dtype), kType, "{} is {}; it must be float32, float16 or bfloat16",
                    names_.q, to_text(q.dtype));
-    STEPWELL_CHECK(q.device.type != DeviceType::kOther, kType,
+    STEPWELL_CHECK(is_known(q.device.type), kType,
                    "{} is on {}; accepted devices are cpu, cuda and hip", names_.q,
                    to_text(q.device));
     check_float_tensor(q, names_.q, q, names_.q);
@@ -302,13 +325,12 @@ class Checker {
       refuse(args_.cu_seqlens_clean, names_.cu_seqlens_clean, kReason);
       refuse(args_.cu_seqlens_clean_q, names_.cu_seqlens_clean_q, kReason);
       refuse(args_.cu_seqlens_kv, names_.cu_seqlens_kv, kReason);
-      STEPWELL_CHECK(args_.max_seqlen == -1, kValue,
-                     "max_seqlen is {}, but the tensors are batched (rank 4); leave it out",
-                     args_.max_seqlen);
     }
-    STEPWELL_CHECK(shape_.batch * shape_.heads_q <= std::numeric_limits<std::int32_t>::max(),
-                   kValue, "batch size {} times {} heads is more than {}", shape_.batch,
-                   shape_.heads_q, std::numeric_limits<std::int32_t>::max());
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    // Divided, since the product may not fit.
+    STEPWELL_CHECK(shape_.heads_q <= kMost && shape_.batch <= kMost / shape_.heads_q, kValue,
+                   "batch size {} times {} heads is more than {}", shape_.batch, shape_.heads_q,
+                   kMost);
     if (!split) {
       constexpr const char* kReason = "only the split layout takes it";
       refuse(args_.cu_seqlens_clean, names_.cu_seqlens_clean, kReason);
@@ -328,9 +350,6 @@ class Checker {
     if (args_.cu_seqlens_kv.given()) {
       check_running_length(args_.cu_seqlens_kv, names_.cu_seqlens_kv);
     }
-    STEPWELL_CHECK(args_.max_seqlen >= -1 && args_.max_seqlen <= kMaxLength, kValue,
-                   "max_seqlen is {}; it must be an integer in [0, {}], or left out",
-                   args_.max_seqlen, kMaxLength);
   }
 
   void check_per_sample(const Tensor& tensor, const char* name) {
@@ -437,6 +456,12 @@ void check_numbers(const AttentionArgs& args) {
                  kSmallest, kLargest);
   STEPWELL_CHECK(args.dropout_p >= 0.0 && args.dropout_p < 1.0, kValue,
                  "dropout_p is {}; it must be in [0, 1)", args.dropout_p);
+  STEPWELL_CHECK(args.max_seqlen == -1 || args.q.rank == 3, kValue,
+                 "max_seqlen is {}, but the tensors are batched (rank 4); leave it out",
+                 args.max_seqlen);
+  STEPWELL_CHECK(args.max_seqlen >= -1 && args.max_seqlen <= kMaxLength, kValue,
+                 "max_seqlen is {}; it must be an integer in [0, {}], or left out", args.max_seqlen,
+                 kMaxLength);
   STEPWELL_CHECK(args.num_threads >= 0, kValue,
                  "num_threads is {}; it must be positive, or 0 for the default", args.num_threads);
   const Tensor& state = args.dropout_state;

@@ -62,7 +62,7 @@ void check_like(const Tensor& tensor, const char* name, const Tensor& model, con
   STEPWELL_CHECK(same_shape(tensor, expected), kValue, "{} has shape {}; it must be {}", name,
                  shape_text(tensor), shape_text(expected));
   const int last = tensor.rank - 1;
-  STEPWELL_CHECK(tensor.stride[last] == 1 || tensor.shape[last] <= 1 || tensor.size() == 0, kValue,
+  STEPWELL_CHECK(tensor.stride[last] == 1 || tensor.shape[last] <= 1 || is_empty(tensor), kValue,
                  "{} has stride {} in its last dimension; it must be contiguous there (stride 1)",
                  name, tensor.stride[last]);
 }
@@ -125,12 +125,12 @@ void check_field_data(const Struct& given, const ArgumentNames& names,
     const Tensor& tensor = given.*field.tensor;
     if (!tensor.given()) continue;
     if (tensor.data == nullptr) {
-      STEPWELL_CHECK(tensor.size() == 0, kValue, "{} has shape {} but no memory (null data)",
+      STEPWELL_CHECK(is_empty(tensor), kValue, "{} has shape {} but no memory (null data)",
                      names.*field.name, shape_text(tensor));
     } else {
       const auto misaligned =
           reinterpret_cast<std::uintptr_t>(tensor.data) & (size_of(tensor.dtype) - 1);
-      STEPWELL_CHECK(misaligned == 0 || tensor.size() == 0, kValue,
+      STEPWELL_CHECK(misaligned == 0 || is_empty(tensor), kValue,
                      "{} starts at an address that is not a multiple of its element's {} bytes",
                      names.*field.name, size_of(tensor.dtype));
     }
@@ -220,6 +220,9 @@ void check_as_planned(const AttentionArgs& args, const AttentionArgs& planned) {
   STEPWELL_CHECK(args.layout == planned.layout, kValue, "layout is {} now and was {} when planned",
                  to_text(args.layout), to_text(planned.layout));
   STEPWELL_CHECK(args.mask == planned.mask, kValue, "mask is not the planned one");
+  STEPWELL_CHECK(args.num_threads == planned.num_threads, kValue,
+                 "num_threads is {} now and was {} when planned", args.num_threads,
+                 planned.num_threads);
   check_fields_as_planned(args, planned, names, kTensorFields);
   check_fields_as_planned(args, planned, names, kArrayFields);
 }

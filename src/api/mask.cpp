@@ -1,5 +1,6 @@
 // What a mask looks like: bytes from the element rule, and the number of visible pairs.
 #include <cstring>
+#include <limits>
 
 #include "api/arguments.hpp"
 #include "api/names.hpp"
@@ -13,6 +14,8 @@ namespace {
 
 using geometry::Half;
 using geometry::Sample;
+
+constexpr std::int64_t kMostPairs = std::numeric_limits<std::int64_t>::max();
 
 /// The layout of a problem whose tensors have shapes only.
 AttentionProblem shape_problem(const AttentionArgs& args, AttentionShape& shape) {
@@ -57,7 +60,13 @@ void attention_mask(const AttentionArgs& args, unsigned char* visible, std::size
   const std::int64_t rows_q = shape.rows_q + shape.rows_clean_q;
   const std::int64_t rows_kv = shape.rows_kv + shape.rows_clean_kv;
   const std::int64_t matrices = shape.packed ? 1 : shape.batch;
-  const std::size_t bytes = static_cast<std::size_t>(matrices * rows_q * rows_kv);
+  const std::int64_t elements = rows_q * rows_kv;  // at most 2^58
+  // Divided, since the product may not fit.
+  STEPWELL_CHECK(matrices == 0 || elements <= kMostPairs / matrices, kValue,
+                 "visible has {} bytes; the mask has {} x {} x {} elements, which 64 bits do not "
+                 "count",
+                 capacity, matrices, rows_q, rows_kv);
+  const auto bytes = static_cast<std::size_t>(matrices * elements);
   STEPWELL_CHECK(capacity >= bytes, kValue,
                  "visible has {} bytes; the mask has {} x {} x {} elements", capacity, matrices,
                  rows_q, rows_kv);
@@ -86,7 +95,13 @@ std::int64_t visible_pairs(const AttentionArgs& args) {
   const AttentionProblem problem = shape_problem(args, shape);
   std::int64_t pairs = 0;
   for (int i = 0; i < problem.layout.batch; ++i) {
-    pairs += geometry::visible_pairs(geometry::sample_at(problem.layout, i).mask);
+    // At most 2^58 of one sample.
+    const std::int64_t more = geometry::visible_pairs(geometry::sample_at(problem.layout, i).mask);
+    STEPWELL_CHECK(more <= kMostPairs - pairs, kValue,
+                   "{} has batch size {}, and the visible pairs of that many samples are more than "
+                   "{}, the most that are counted",
+                   names_of(args.layout).q, shape.batch, kMostPairs);
+    pairs += more;
   }
   return pairs;
 }

@@ -10,6 +10,7 @@
 #include "api/text.hpp"
 #include "core/check.hpp"
 #include "cpu/attention.hpp"
+#include "cpu/parallel.hpp"
 #include "cuda/backend.hpp"
 #include "cuda/gpu.hpp"
 #include "runtime/device.hpp"
@@ -22,6 +23,7 @@ struct AttentionPlan::Impl {
   AttentionOutputs outputs;
   AttentionGradients gradients;
   AttentionShape shape;
+  int num_threads = 0;  // resolved: the workspace has a piece for each
   std::size_t workspace_bytes = 0;
   std::string description;
 };
@@ -54,20 +56,29 @@ AttentionPlan::Impl plan_inputs(const AttentionArgs& args, bool backward) {
   plan.backward = backward;
   plan.args = args;
   plan.shape = check_arguments(args);
+  plan.num_threads = cpu::thread_count(args.num_threads);
   forget_data(plan.args, kTensorFields);
   forget_data(plan.args, kArrayFields);
   return plan;
 }
 
-/// What run() and the one-call forms share once shapes are known to be good.
+AttentionProblem planned_problem(const AttentionPlan::Impl& plan, const AttentionArgs& args) {
+  AttentionProblem problem = build_problem(args, plan.shape, Addresses::kPlanned);
+  problem.num_threads = plan.num_threads;
+  return problem;
+}
+
+/// What run() and the one-call forms share once shapes are known to be good. OpenMP's default may
+/// change at any time, so `num_threads` is the number that the workspace is for.
 template <typename Results>
 AttentionProblem checked_problem(const AttentionArgs& args, const AttentionShape& shape,
-                                 const Results& results) {
+                                 const Results& results, int num_threads) {
   check_data(args, results);
   check_tensor_data(args);
   check_array_data(args);
   if (on_cuda(args)) check_cuda_data(args, results);
   AttentionProblem problem = build_problem(args, shape, Addresses::kReal);
+  problem.num_threads = num_threads;
   if (!on_cuda(args)) {
     check_values(args, problem.layout);
   } else if (debug_sync()) {
@@ -182,7 +193,7 @@ AttentionPlan plan_attention_forward(const AttentionArgs& args, const AttentionO
   check_backend(args, outputs);
   plan->outputs = outputs;
   forget_data(plan->outputs, kOutputFields);
-  AttentionProblem problem = build_problem(args, plan->shape, Addresses::kPlanned);
+  AttentionProblem problem = planned_problem(*plan, args);
   set_outputs(args, outputs, Addresses::kPlanned, problem);
   plan->workspace_bytes = forward_bytes(args, problem);
   plan->description = prepare_backend(args, problem, /*backward=*/false);
@@ -196,7 +207,7 @@ AttentionPlan plan_attention_backward(const AttentionArgs& args,
   check_backend(args, gradients);
   plan->gradients = gradients;
   forget_data(plan->gradients, kGradientFields);
-  AttentionProblem problem = build_problem(args, plan->shape, Addresses::kPlanned);
+  AttentionProblem problem = planned_problem(*plan, args);
   set_gradients(args, gradients, Addresses::kPlanned, problem);
   plan->workspace_bytes = backward_bytes(args, problem);
   plan->description = prepare_backend(args, problem, /*backward=*/true);
@@ -208,7 +219,7 @@ void run(const AttentionPlan& plan, const AttentionArgs& args, const AttentionOu
   const AttentionPlan::Impl& impl = plan.impl();
   check_run(impl, /*backward=*/false, args, workspace);
   check_as_planned(args, outputs, impl.outputs);
-  AttentionProblem problem = checked_problem(args, impl.shape, outputs);
+  AttentionProblem problem = checked_problem(args, impl.shape, outputs, impl.num_threads);
   set_outputs(args, outputs, Addresses::kReal, problem);
   launch_forward(args, problem, workspace);
 }
@@ -218,7 +229,7 @@ void run(const AttentionPlan& plan, const AttentionArgs& args, const AttentionGr
   const AttentionPlan::Impl& impl = plan.impl();
   check_run(impl, /*backward=*/true, args, workspace);
   check_as_planned(args, gradients, impl.gradients);
-  AttentionProblem problem = checked_problem(args, impl.shape, gradients);
+  AttentionProblem problem = checked_problem(args, impl.shape, gradients, impl.num_threads);
   set_gradients(args, gradients, Addresses::kReal, problem);
   launch_backward(args, problem, workspace);
 }
@@ -227,7 +238,8 @@ void attention_forward(const AttentionArgs& args, const AttentionOutputs& output
   const AttentionShape shape = check_arguments(args);
   check_outputs(args, shape, outputs);
   check_backend(args, outputs);
-  AttentionProblem problem = checked_problem(args, shape, outputs);
+  AttentionProblem problem =
+      checked_problem(args, shape, outputs, cpu::thread_count(args.num_threads));
   set_outputs(args, outputs, Addresses::kReal, problem);
   const Workspace workspace(args, forward_bytes(args, problem));
   launch_forward(args, problem, workspace.memory());
@@ -237,7 +249,8 @@ void attention_backward(const AttentionArgs& args, const AttentionGradients& gra
   const AttentionShape shape = check_arguments(args);
   check_gradients(args, shape, gradients);
   check_backend(args, gradients);
-  AttentionProblem problem = checked_problem(args, shape, gradients);
+  AttentionProblem problem =
+      checked_problem(args, shape, gradients, cpu::thread_count(args.num_threads));
   set_gradients(args, gradients, Addresses::kReal, problem);
   const Workspace workspace(args, backward_bytes(args, problem));
   launch_backward(args, problem, workspace.memory());

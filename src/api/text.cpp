@@ -68,10 +68,10 @@ std::string to_text(Device device) {
 
 std::string shape_text(const Tensor& tensor) {
   std::string text = "[";
-  for (int i = 0; i < tensor.rank; ++i) {
+  for (int i = 0; i < tensor.rank && i < Tensor::kMaxRank; ++i) {
     text += fmt::format("{}{}", i > 0 ? ", " : "", tensor.shape[i]);
   }
-  return text + "]";
+  return text + (tensor.rank > Tensor::kMaxRank ? ", ...]" : "]");
 }
 
 }  // namespace stepwell

@@ -209,8 +209,7 @@ inline void scores_of_panel(const BackwardContext& context, const QuerySegment& 
       }
       // P is at most 1. Scores past 2^24 leave more than that between them and their rounded
       // log-sum-exp.
-      const FloatVec exponent = hn::Min(hn::Set(d, 1.0f), hn::MulSub(s, scale, lse));  // NaN passes
-      const FloatVec p = hn::Mul(exp2(exponent), factor);
+      const FloatVec p = hn::Mul(exp2_of_score(s, scale, lse), factor);
       FloatVec kept = p;
       if (dropout.active) {
         const auto number = hn::LoadU(dw, scratch.dropout + i * stride + column + n);

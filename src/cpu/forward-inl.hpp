@@ -145,7 +145,7 @@ inline void exponentiate(float* scores, std::int32_t keys, float scale_log2, con
   const FloatVec scale = hn::Set(d, scale_log2);
   for (std::size_t n = 0; n < static_cast<std::size_t>(kPanel); n += lanes) {
     const FloatVec reference = reference_of(hn::LoadU(d, row_max + n));
-    FloatVec sum = hn::Mul(hn::LoadU(d, row_sum + n), hn::LoadU(d, rescale + n));
+    FloatVec sum = hn::Zero(d);  // of these keys alone: many small terms keep their last bits
     for (std::int32_t k = 0; k < keys; ++k) {
       const std::size_t at = static_cast<std::size_t>(k) * kPanel + n;
       FloatVec p = exp2(hn::Mul(hn::Sub(hn::LoadU(d, scores + at), reference), scale));
@@ -156,7 +156,8 @@ inline void exponentiate(float* scores, std::int32_t keys, float scale_log2, con
       }
       hn::StoreU(p, d, scores + at);
     }
-    hn::StoreU(sum, d, row_sum + n);
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, row_sum + n), hn::LoadU(d, rescale + n), sum), d,
+               row_sum + n);
   }
 }
 

@@ -44,6 +44,10 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
+#if HWY_ARCH_X86
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -56,11 +60,20 @@ namespace stepwell::cpu {
 namespace {
 
 #if HWY_ARCH_X86
+/// From cpuid: clang 14's __builtin_cpu_supports does not know the name. Whether the system keeps
+/// the wide registers, "avx2" says.
+bool has_f16c() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-         __builtin_cpu_supports("f16c") && __builtin_cpu_supports("aes") &&
-         __builtin_cpu_supports("pclmul");
+         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_f16c() &&
+         __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul");
 }
 
 bool has_avx3() {

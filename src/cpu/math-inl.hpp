@@ -35,6 +35,24 @@ HWY_INLINE FloatVec exp2(FloatVec x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -126.0f)), hn::Mul(p, power));
 }
 
+/// 2^(s * scale - lse) for an exponent of at most 1, larger ones being taken as 1, and NaN for NaN.
+/// The rounding of the exponent, which alone would leave an error of |exponent| 2^-25, is made up
+/// for.
+HWY_INLINE FloatVec exp2_of_score(FloatVec s, FloatVec scale, FloatVec lse) {
+  const FloatTag d;
+  const FloatVec exponent = hn::MulSub(s, scale, lse);
+  // s * scale - (lse + exponent), the sum without an error (Knuth's TwoSum).
+  const FloatVec sum = hn::Add(lse, exponent);
+  const FloatVec of_exponent = hn::Sub(sum, lse);
+  const FloatVec error =
+      hn::Add(hn::Sub(lse, hn::Sub(sum, of_exponent)), hn::Sub(exponent, of_exponent));
+  const FloatVec rest = hn::Sub(hn::MulSub(s, scale, sum), error);
+  const FloatVec p = exp2(hn::Min(hn::Set(d, 1.0f), exponent));  // NaN passes
+  // Past the precision of a float the rest means nothing, and may be NaN.
+  const auto small = hn::Le(hn::Abs(rest), hn::Set(d, 0x1p-6f));
+  return hn::MulAdd(p, hn::IfThenElseZero(small, hn::Mul(rest, hn::Set(d, 6.9314718e-1f))), p);
+}
+
 HWY_INLINE FloatVec tanh(FloatVec x) { return hn::Tanh(FloatTag(), x); }
 
 }  // namespace stepwell::cpu::HWY_NAMESPACE

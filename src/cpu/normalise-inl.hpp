@@ -26,11 +26,13 @@ namespace stepwell::cpu::HWY_NAMESPACE {
 
 /// A forward tile's memory, its out being dO, and the tile of dP^T beside S^T.
 struct NormaliseScratch : ForwardScratch {
-  float* dp;     // [kForwardTileKv][kPanel]
-  float* lse;    // [kForwardTileQ], in units of log 2
-  float* delta;  // [kForwardTileQ]: sum of dout * out
-  float* sum;    // [kForwardTileQ]: of P
-  float* rest;   // [kForwardTileQ]: sum of P (dP - delta)
+  float* dp;         // [kForwardTileKv][kPanel]
+  float* lse;        // [kForwardTileQ], in units of log 2
+  float* delta;      // [kForwardTileQ]: sum of dout * out
+  float* sum;        // [kForwardTileQ]: of P
+  float* rest;       // [kForwardTileQ]: sum of P (dP - delta)
+  float* size;       // [kForwardTileQ]: sums of P |dP - delta| and of |dout * out|
+  float* sum_error;  // [kForwardTileQ]: what rounding took from sum
 
   NormaliseScratch(float* base, int head_dim, int head_dim_v)
       : ForwardScratch(base, head_dim, head_dim_v) {
@@ -39,14 +41,26 @@ struct NormaliseScratch : ForwardScratch {
     delta = lse + kForwardTileQ;
     sum = delta + kForwardTileQ;
     rest = sum + kForwardTileQ;
+    size = rest + kForwardTileQ;
+    sum_error = size + kForwardTileQ;
   }
 
-  const float* end() const { return rest + kForwardTileQ; }
+  const float* end() const { return sum_error + kForwardTileQ; }
 };
 
 inline std::size_t normalise_scratch_floats(int head_dim, int head_dim_v) {
   float* const base = nullptr;
   return static_cast<std::size_t>(NormaliseScratch(base, head_dim, head_dim_v).end() - base);
+}
+
+/// sum += x, and what its rounding took away to `error` (Knuth's TwoSum): equal terms, all rounded
+/// in one direction, would leave a plain sum of many keys less exact than what it is to mend.
+inline void add_exactly(FloatVec& sum, FloatVec& error, FloatVec x) {
+  const FloatVec total = hn::Add(sum, x);
+  const FloatVec of_x = hn::Sub(total, sum);
+  const FloatVec lost = hn::Add(hn::Sub(sum, hn::Sub(total, of_x)), hn::Sub(x, of_x));
+  error = hn::Add(error, lost);
+  sum = total;
 }
 
 /// What a panel's scores and dP are to be turned into.
@@ -56,6 +70,7 @@ struct NormaliseScale {
 };
 
 /// Adds one panel's P and P (dP - delta) over `keys` keys, from key `key_first` on.
+template <bool kMasked>
 inline void add_panel_sums(const NormaliseScratch& scratch, const NormaliseScale& scale,
                            std::size_t column, std::int32_t key_first, std::int32_t keys,
                            const Dropout& dropout) {
@@ -68,34 +83,47 @@ inline void add_panel_sums(const NormaliseScratch& scratch, const NormaliseScale
     const auto begin = hn::LoadU(di, scratch.key_begin + column + n);
     const auto end = hn::LoadU(di, scratch.key_end + column + n);
     const FloatVec delta = hn::LoadU(d, scratch.delta + column + n);
-    FloatVec sum = hn::Zero(d);
-    FloatVec rest = hn::Zero(d);
-    for (std::int32_t k = 0; k < keys; ++k) {
-      const std::size_t at = static_cast<std::size_t>(k) * kPanel + n;
-      FloatVec s = hn::LoadU(d, scratch.scores + at);
-      FloatVec dp = hn::LoadU(d, scratch.dp + at);
-      if (scale.softcap_scale != 0.0f) {
-        s = tanh(hn::Mul(s, hn::Set(d, scale.softcap_scale)));
+    FloatVec sum = hn::LoadU(d, scratch.sum + column + n);
+    FloatVec sum_error = hn::LoadU(d, scratch.sum_error + column + n);
+    FloatVec rest = hn::LoadU(d, scratch.rest + column + n);
+    FloatVec size = hn::LoadU(d, scratch.size + column + n);
+    constexpr std::int32_t kBlock = 16;  // keys whose own sums are short enough to be exact
+    for (std::int32_t block = 0; block < keys; block += kBlock) {
+      FloatVec block_sum = hn::Zero(d);
+      FloatVec block_rest = hn::Zero(d);
+      for (std::int32_t k = block; k < geometry::min_of(block + kBlock, keys); ++k) {
+        const std::size_t at = static_cast<std::size_t>(k) * kPanel + n;
+        FloatVec s = hn::LoadU(d, scratch.scores + at);
+        FloatVec dp = hn::LoadU(d, scratch.dp + at);
+        if (scale.softcap_scale != 0.0f) {
+          s = tanh(hn::Mul(s, hn::Set(d, scale.softcap_scale)));
+        }
+        if (dropout.active) {
+          const auto number = hn::LoadU(dw, scratch.dropout + at);
+          const auto dropped = hn::RebindMask(d, hn::Lt(number, hn::Set(dw, dropout.threshold)));
+          dp = hn::IfThenZeroElse(dropped, hn::Mul(dp, hn::Set(d, dropout.keep_scale)));
+        }
+        FloatVec p = exp2_of_score(s, hn::Set(d, scale.scale_log2), lse);
+        FloatVec term = hn::Mul(p, hn::Sub(dp, delta));
+        if (kMasked) {
+          const auto key = hn::Set(di, key_first + k);
+          const auto seen =
+              hn::RebindMask(d, hn::MaskFromVec(hn::AndNot(hn::VecFromMask(di, hn::Lt(key, begin)),
+                                                           hn::VecFromMask(di, hn::Lt(key, end)))));
+          p = hn::IfThenElseZero(seen, p);
+          term = hn::IfThenElseZero(seen, term);
+        }
+        block_sum = hn::Add(block_sum, p);
+        block_rest = hn::Add(block_rest, term);
+        size = hn::Add(size, hn::Abs(term));
       }
-      const FloatVec exponent =
-          hn::Min(hn::Set(d, 1.0f), hn::MulSub(s, hn::Set(d, scale.scale_log2), lse));
-      const auto key = hn::Set(di, key_first + k);
-      const auto seen =
-          hn::RebindMask(d, hn::MaskFromVec(hn::AndNot(hn::VecFromMask(di, hn::Lt(key, begin)),
-                                                       hn::VecFromMask(di, hn::Lt(key, end)))));
-      const FloatVec p = hn::IfThenElseZero(seen, exp2(exponent));
-      if (dropout.active) {
-        const auto number = hn::LoadU(dw, scratch.dropout + at);
-        const auto dropped = hn::RebindMask(d, hn::Lt(number, hn::Set(dw, dropout.threshold)));
-        dp = hn::IfThenZeroElse(dropped, hn::Mul(dp, hn::Set(d, dropout.keep_scale)));
-      }
-      sum = hn::Add(sum, p);
-      rest = hn::Add(rest, hn::IfThenElseZero(seen, hn::Mul(p, hn::Sub(dp, delta))));
+      add_exactly(sum, sum_error, block_sum);
+      rest = hn::Add(rest, block_rest);
     }
-    float* const sum_at = scratch.sum + column + n;
-    float* const rest_at = scratch.rest + column + n;
-    hn::StoreU(hn::Add(hn::LoadU(d, sum_at), sum), d, sum_at);
-    hn::StoreU(hn::Add(hn::LoadU(d, rest_at), rest), d, rest_at);
+    hn::StoreU(sum, d, scratch.sum + column + n);
+    hn::StoreU(sum_error, d, scratch.sum_error + column + n);
+    hn::StoreU(rest, d, scratch.rest + column + n);
+    hn::StoreU(size, d, scratch.size + column + n);
   }
 }
 
@@ -133,7 +161,8 @@ inline void add_segment_sums(const ForwardTile& tile, const NormaliseScratch& sc
       const geometry::Interval seen = geometry::key_hull(rule, position, rows);
       const geometry::Interval keys{geometry::max_of(chunk.begin, seen.begin),
                                     geometry::min_of(chunk.end, seen.end)};
-      if (geometry::classify(rule, position, rows, keys) == geometry::TileClass::kEmpty) continue;
+      const geometry::TileClass tile_class = geometry::classify(rule, position, rows, keys);
+      if (tile_class == geometry::TileClass::kEmpty) continue;
       const std::size_t column = static_cast<std::size_t>(row - tile.rows.begin);
       const std::size_t at = static_cast<std::size_t>(keys.begin - k);
       const std::size_t size = static_cast<std::size_t>(keys.size());
@@ -146,9 +175,17 @@ inline void add_segment_sums(const ForwardTile& tile, const NormaliseScratch& sc
                                       tile.head, segment, clean_keys),
                        keys.begin, keys.end, row, kPanel, scratch.dropout);
       }
-      add_panel_sums(scratch, scale, column, keys.begin, keys.size(), tile.dropout);
+      const bool masked = tile_class != geometry::TileClass::kFull || rows.size() < kPanel;
+      (masked ? add_panel_sums<true> : add_panel_sums<false>)(scratch, scale, column, keys.begin,
+                                                              keys.size(), tile.dropout);
     }
   }
+}
+
+/// How far rounded rows of out may take delta from the sum of P dP, in units of the sum of P |dP|:
+/// a few roundings.
+inline float rounding_of_delta(DType dtype) {
+  return dtype == DType::kBFloat16 ? 0x1p-6f : dtype == DType::kFloat16 ? 0x1p-9f : 0x1p-20f;
 }
 
 /// Replaces lse_factor and delta of a tile's rows, which row_values has filled.
@@ -175,12 +212,27 @@ inline void normalise_tile(const ForwardTile& tile, const BackwardBuffers& buffe
   };
   load_transposed(tensors.q, dim, scratch.q_transposed);
   load_transposed(tensors.dout, dim_v, scratch.out_transposed);
+  const RowSpan out{tensors.out, problem.dtype, sample.batch_index, 0, tile.head};
+  const RowSpan dout{tensors.dout, problem.dtype, sample.batch_index, 0, tile.head};
+  const auto size_of_terms = [&](std::int64_t row) {
+    const OctetTag d;
+    float* const out_row = scratch.k;
+    float* const dout_row = scratch.k + dim_v;
+    load_row(out.at(row), problem.dtype, dim_v, 1.0f, out_row);
+    load_row(dout.at(row), problem.dtype, dim_v, 1.0f, dout_row);
+    auto sum = hn::Zero(d);
+    for (std::size_t c = 0; c < dim_v; c += hn::Lanes(d)) {
+      sum = hn::Add(sum, hn::Abs(hn::Mul(hn::LoadU(d, out_row + c), hn::LoadU(d, dout_row + c))));
+    }
+    return hn::GetLane(hn::SumOfLanes(d, sum));
+  };
   for (std::size_t i = 0; i < static_cast<std::size_t>(kForwardTileQ); ++i) {
     const std::int64_t row = first + tile.rows.begin + static_cast<std::int64_t>(i);
     scratch.lse[i] = i < rows ? *values.lse_log2.at(sample.batch_index, tile.head, row) : 0.0f;
     scratch.delta[i] = i < rows ? *values.delta.at(sample.batch_index, tile.head, row) : 0.0f;
-    scratch.sum[i] = 0.0f;
+    scratch.sum[i] = scratch.sum_error[i] = 0.0f;
     scratch.rest[i] = 0.0f;
+    scratch.size[i] = i < rows ? size_of_terms(row) : 0.0f;
   }
   add_segment_sums(tile, scratch, scale, geometry::Half::kClean);
   if (tile.half == geometry::Half::kNoisy) {
@@ -188,14 +240,16 @@ inline void normalise_tile(const ForwardTile& tile, const BackwardBuffers& buffe
   }
   for (std::size_t i = 0; i < rows; ++i) {
     const std::int64_t row = first + tile.rows.begin + static_cast<std::int64_t>(i);
-    const float sum = scratch.sum[i];
-    // As far from 1 as rounding gets it, and no further: out and lse may be those of more keys than
-    // these (a sequence's shard), or of scores past the precision of a float, where the sum may be
-    // anything, even 0.
-    const float rounding = std::min(0x1p-20f + 0x1p-21f * std::fabs(scratch.lse[i]), 0.5f);
-    if (!(std::fabs(sum - 1.0f) <= rounding)) continue;
-    *values.delta.at(sample.batch_index, tile.head, row) = scratch.delta[i] + scratch.rest[i] / sum;
-    *values.lse_factor.at(sample.batch_index, tile.head, row) = 1.0f / sum;
+    const float excess = (scratch.sum[i] - 1.0f) + scratch.sum_error[i];
+    const float correction = scratch.rest[i] / (1.0f + excess);
+    // Only what rounding can have done: out and lse may be those of more keys than these (a
+    // sequence's shard), or of scores past the precision of a float.
+    const float lse_rounding = 0x1p-21f + 0x1p-23f * std::fabs(scratch.lse[i]);
+    const float out_rounding = rounding_of_delta(problem.dtype) * scratch.size[i];
+    if (!(std::fabs(excess) <= std::min(lse_rounding, 0x1p-6f))) continue;
+    if (!(std::fabs(correction) <= out_rounding)) continue;
+    *values.delta.at(sample.batch_index, tile.head, row) = scratch.delta[i] + correction;
+    *values.lse_factor.at(sample.batch_index, tile.head, row) = 1.0f / (1.0f + excess);
   }
 }
 

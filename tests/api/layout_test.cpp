@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "api/call.hpp"
@@ -128,6 +130,36 @@ TEST(ApiMask, WideWindowsHaveNoBound) {
   EXPECT_EQ(visible_pairs(call.args), 2 * (5 + 6 + 7 + 8 + 9 + 10));
   call.args.q_offset = std::int64_t{1} << 28;
   EXPECT_EQ(visible_pairs(call.args), 2 * 60);
+}
+
+/// A full mask of 2^28 rows and as many keys, whose rows share memory; no element is read.
+Call vast_call(std::int64_t batch) {
+  Call call = sequence_call(Kind::kFull);
+  for (Tensor* tensor : {&call.args.q, &call.args.k, &call.args.v}) {
+    tensor->shape = {batch, std::int64_t{1} << 28, 1, 16};
+    tensor->stride = {0, 0, 0, 1};
+  }
+  return call;
+}
+
+void expect_refused(const std::function<void()>& call, const char* word) {
+  try {
+    call();
+    ADD_FAILURE() << "no error that says " << word;
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+  }
+}
+
+TEST(ApiMask, CountsPast64BitsAreRefused) {
+  EXPECT_EQ(visible_pairs(vast_call(1).args), std::int64_t{1} << 56);
+  EXPECT_EQ(visible_pairs(vast_call(127).args), std::int64_t{127} << 56);
+  for (const std::int64_t batch : {128, 256, 1000}) {
+    const Call call = vast_call(batch);
+    expect_refused([&] { visible_pairs(call.args); }, "q has batch size");
+    unsigned char byte = 0;
+    expect_refused([&] { attention_mask(call.args, &byte, 1); }, "visible has 1 bytes");
+  }
 }
 
 TEST(ApiEmpty, BatchOfNone) {

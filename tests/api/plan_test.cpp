@@ -1,6 +1,8 @@
 // Plans need no memory, run as often as wanted, and refuse what was not planned.
 #include <gtest/gtest.h>
+#include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -117,7 +119,10 @@ TEST(Plan, RefusesWhatWasNotPlanned) {
   refused([](Call& c) { c.outputs.lse = {}; }, "lse is missing");
   refused([](Call& c) { std::get<DiffusionMask>(c.args.mask).block_size = 8; }, "mask");
   refused([](Call& c) { c.args.layout = TokenLayout::kSplit; }, "layout is split");
+  refused([](Call& c) { c.args.num_threads = 8; }, "num_threads is 8 now and was 0");
+  refused([](Call& c) { c.args.layout = static_cast<TokenLayout>(9); }, "layout is");
   refused([](Call& c) { c.args.softcap = -1; }, "softcap is -1");
+  refused([](Call& c) { c.args.max_seqlen = 16; }, "max_seqlen is 16");
   refused([](Call& c) { c.args.q.data = nullptr; }, "q has shape");
   Call call = planned;
   expect_refused([&] { run(plan, call.args, call.gradients, workspace.get()); }, "plan is for");
@@ -125,6 +130,54 @@ TEST(Plan, RefusesWhatWasNotPlanned) {
   if (plan.workspace_bytes() > 0) {
     expect_refused([&] { run(plan, call.args, call.outputs, nullptr); }, "workspace is null");
   }
+}
+
+/// OpenMP's default number of threads, as it was when the test is over.
+class DefaultThreads {
+ public:
+  DefaultThreads() : before_(omp_get_max_threads()) {}
+  ~DefaultThreads() { omp_set_num_threads(before_); }
+  DefaultThreads(const DefaultThreads&) = delete;
+  DefaultThreads& operator=(const DefaultThreads&) = delete;
+
+ private:
+  int before_;
+};
+
+/// Work for eight threads, so that a run with more of them than planned would show.
+Call busy_call() {
+  Call call;
+  call.args.mask = DiffusionMask{.block_size = 4};
+  for (Tensor* tensor : {&call.args.q, &call.args.k, &call.args.v}) {
+    *tensor = call.floats({1, 1024, 4, 16});
+  }
+  call.make_outputs();
+  return call;
+}
+
+TEST(Plan, RunsWithThePlannedThreads) {
+  const DefaultThreads restored;
+  Call call = busy_call();
+  omp_set_num_threads(1);
+  const AttentionPlan forward = plan_attention_forward(call.args, call.outputs);
+  const AttentionPlan backward = plan_attention_backward(call.args, call.gradients);
+  EXPECT_NE(forward.describe().find(" 1 threads"), std::string::npos) << forward.describe();
+  omp_set_num_threads(8);
+  const auto check = [](const AttentionPlan& plan, const auto& run_with) {
+    constexpr std::size_t kGuard = std::size_t{8} << 20;  // seven threads' memory and more
+    constexpr auto kUntouched = std::byte{0xAB};
+    const std::size_t bytes = plan.workspace_bytes();
+    const std::unique_ptr<std::byte, AlignedDelete> workspace(
+        static_cast<std::byte*>(::operator new (bytes + kGuard, std::align_val_t{64})));
+    std::fill_n(workspace.get(), bytes + kGuard, kUntouched);
+    run_with(workspace.get());
+    EXPECT_EQ(std::count(workspace.get() + bytes, workspace.get() + bytes + kGuard, kUntouched),
+              static_cast<std::ptrdiff_t>(kGuard));
+  };
+  check(forward, [&](std::byte* memory) { run(forward, call.args, call.outputs, memory); });
+  call.gradients.out = call.outputs.out;
+  call.gradients.lse = call.outputs.lse;
+  check(backward, [&](std::byte* memory) { run(backward, call.args, call.gradients, memory); });
 }
 
 TEST(Plan, StridesOfSingleElementsMayBeAnything) {

@@ -1,6 +1,7 @@
 """`stepwell mask` against the element rule: its counts, its tiles and its pictures."""
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from xml.etree import ElementTree
@@ -143,8 +144,8 @@ CASES = [
     Case(
         "table-unsorted-with-holes",
         "--layout split -n 11 --clean-length 12 --clean-q-offset 8 --clean-queries 4 -b 4 "
-        "--block-ranges 5:12,3:3",
-        Rule(4, table=((5, 12), (3, 3))),
+        "--block-ranges 5:12,3:3,2:4",
+        Rule(4, table=((5, 12), (3, 3), (2, 4))),
         segment(0, "noisy", 11) + segment(0, "clean", 4, position=8),
         keys=segment(0, "noisy", 11) + segment(0, "clean", 12),
     ),
@@ -296,11 +297,18 @@ def test_large_pictures_keep_one_pixel_per_pair(stepwell, tmp_path):
 def test_title_is_escaped(stepwell, tmp_path):
     path = tmp_path / "mask.svg"
     png = tmp_path / "mask.png"
-    title = 'a<b & "c" → ü'
+    title = 'a<b & "c" → ü \ud7ff\U0010ffff'
     stepwell(["mask", "-n", "8", "-b", "4", "-o", str(path), "-o", str(png), "--title", title])
     svg = ElementTree.parse(path).getroot()
     assert svg.find("{http://www.w3.org/2000/svg}title").text == title
     assert Image.open(png).size[0] > 100
+
+
+def test_names_of_files_may_be_any_bytes(stepwell, tmp_path):
+    name = b"mask \xff.svg"
+    result = stepwell(["mask", "-n8", "-b4", "--json", "-o", name], cwd=tmp_path)
+    assert json.loads(result.stdout)["picture"]["files"] == ["mask \ufffd.svg"]
+    assert os.listdir(os.fsencode(tmp_path)) == [name]
 
 
 def test_text_output_has_the_counts(stepwell):
@@ -341,8 +349,63 @@ def test_closed_form_reaches_large_lengths(stepwell):
         ("mask -n 16 -b 4 --clean-length 3", ["--clean-length", "--layout split"]),
         ("mask -n 8 -b 4 --layout split --order clean_noisy", ["--order"]),
         ("mask -n 8 -b 4 --layout split --block-ranges 0-3", ["--block-ranges", "0-3", "LO:HI"]),
-        ("mask -n 8 -b 4 --layout split --block-ranges 0:9", ["--block-ranges", "0:9", "8"]),
-        ("mask -n 8 -b 4 --layout split --block-ranges 5:4", ["--block-ranges", "5:4"]),
+        ("mask -n 8 -b 8 --layout split --block-ranges 0:9", ["--block-ranges", "0:9", "8"]),
+        ("mask -n 8 -b 8 --layout split --block-ranges 5:4", ["--block-ranges", "5:4"]),
+        ("mask -n 8 -b 4 --layout split --block-ranges 0:3:4,0:1", ["--block-ranges", "0:3:4"]),
+        (["mask", "-n8", "-b4", "--layout=split", "--block-ranges", ""], ["--block-ranges", "''"]),
+        (
+            "mask -n 8 -b 4 --layout split --block-ranges 0:3",
+            ["--block-ranges", "has 1 blocks", "8 noisy rows in blocks of 4", "needs 2"],
+        ),
+        (
+            "mask -n 4,4 --clean-length 8,3 -b 4 --layout split --block-ranges 0:5",
+            ["--block-ranges", "sample 2 of 2", "0:5", "HI <= 3"],
+        ),
+        (
+            "mask -n 4 -b 4 --layout split --block-ranges 0:3 --clean-window 2",
+            ["--block-ranges", "--clean-window 2", "replaces"],
+        ),
+        (
+            "mask -n 4 -b 4 --layout split --block-ranges 0:3 --num-views 2",
+            ["--block-ranges", "--num-views 2", "one view"],
+        ),
+        (
+            "mask -n 4 -b 4 --layout split --block-ranges 0:3 --clean-queries 0 --prefix-lens 1",
+            ["--prefix-lens", "--block-ranges", "no clean query"],
+        ),
+        (
+            "mask -n 8 -b 4 --layout split --clean-queries 0 --clean-q-offset 1",
+            ["--clean-q-offset", "is 1", "no clean queries"],
+        ),
+        ("mask -n 16 -b 4 --seqused 17", ["--seqused", "17", "[0, 16]"]),
+        ("mask -n 7,5 -b 4 --seqused 6", ["--seqused", "6", "sample 2 of 2", "[0, 5]"]),
+        ("mask -n 7,5 -b 4 --layout halves --seqused 7,6", ["--seqused", "6", "[0, 5]"]),
+        ("mask -n 8 -b 4 --num-views 2 --seqused 9", ["--seqused", "9", "[0, 8]"]),
+        ("mask -n 8 -b 4 --layout split --seqused 9", ["--seqused", "9", "[0, 8]"]),
+        ("mask -n 8 -b 4 --layout split --seqused-clean 9", ["--seqused-clean", "9", "[0, 8]"]),
+        ("mask causal -n 8 --seqused 9", ["--seqused", "9", "[0, 8]"]),
+        ("mask causal -n 8 --q-offset 4 --seqused-kv 13", ["--seqused-kv", "13", "[0, 12]"]),
+        ("mask full -n 8 --length-kv 5 --seqused-kv 6", ["--seqused-kv", "6", "[0, 5]"]),
+        ("mask -n 16 -b 4 --clean-window 0", ["--clean-window", "0", "[1, "]),
+        ("mask -n 16 -b 4 --cell 8", ["--cell", "--output"]),
+        (["mask", "-n16", "-b4", "--title", ""], ["--title", "empty"]),
+        *(
+            (["mask", "-n16", "-b4", "-omask.svg", "--title", b"a" + title], ["--title", part])
+            for title, part in (
+                (b"\x01", "U+0001"),
+                (b"\n", "U+000A"),
+                (b"\x7f", "U+007F"),
+                (b"\xc2\x85", "U+0085"),
+                (b"\xef\xbf\xbe", "U+FFFE"),
+                (b"\xff", "0xFF"),
+                (b"\x80", "0x80"),
+                (b"\xc3", "0xC3"),
+                (b"\xc3(", "0xC3"),
+                (b"\xc0\xaf", "0xC0"),
+                (b"\xed\xa0\x80", "0xED"),
+                (b"\xf4\x90\x80\x80", "0xF4"),
+            )
+        ),
         ("mask -n 16 -b 4 -o mask.jpg", ["--output", "mask.jpg", ".svg"]),
         ("mask -n 5000 -b 4 -o mask.svg", ["--length", "10,000", "4,096"]),
         ("mask -n 2000 -b 4 --cell 64 -o mask.svg", ["--cell", "64"]),
@@ -360,6 +423,23 @@ def test_bad_usage_names_the_argument(stepwell, tmp_path, args, parts):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        "mask -n 16 -b 4 --seqused 16",
+        "mask -n 7,5 -b 4 --seqused 5",
+        "mask -n 8 -b 4 --layout split --seqused 8 --seqused-clean 8",
+        "mask -n 8 -b 4 --layout split --clean-queries 0 --clean-q-offset 0",
+        # Blocks of padding alone need no interval, and an interval past the last block is not read.
+        "mask -n 8 -b 4 --layout split --seqused 4 --block-ranges 0:3",
+        "mask -n 8 -b 4 --layout split --block-ranges 0:3,0:8,0:9",
+        "mask causal -n 8 --q-offset 4 --seqused 8 --seqused-kv 12",
+    ],
+)
+def test_values_at_the_bounds_are_accepted(stepwell, args):
+    stepwell(args)
+
+
 def test_a_file_that_cannot_be_written_is_a_failure(stepwell, tmp_path):
     path = tmp_path / "missing" / "mask.svg"
     result = stepwell(f"mask -n 16 -b 4 -o {path}", status=1)
@@ -373,6 +453,17 @@ def test_help_and_version(stepwell):
     assert "Examples:" in help_text
     examples = re.sub(r"\n {8}", " ", help_text[help_text.index("Examples:") :])
     assert examples.count("    stepwell mask ") == 7
+    options = re.sub(r"\s+", " ", help_text)
+    assert "tokens of a block; required, where the mask has blocks" in options
+    assert options.count("(default: the smallest of 8, 16, 32, 64, 128 that is at least a six") == 2
+
+
+@pytest.mark.parametrize(
+    ("length", "tile"), [(0, 8), (48, 8), (49, 16), (384, 64), (385, 128), (4096, 128)]
+)
+def test_automatic_tiles_are_those_of_the_help(stepwell, length, tile):
+    counts = json.loads(stepwell(f"mask -n {length} -b 4 --json").stdout)
+    assert counts["tiles"]["tile_q"] == counts["tiles"]["tile_kv"] == tile
 
 
 def test_every_example_of_the_help_works(stepwell, tmp_path):

@@ -89,9 +89,43 @@ def test_links_inside_the_repository_lead_somewhere(document):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
+def test_documents_that_sources_name_exist():
+    folders = ("include", "src", "cli", "cmake", "python", "scripts", "tests", "benchmarks")
+    named = 0
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in {".cpp", ".hpp", ".py", ".sh", ".txt", ".cmake", ".in"}:
+                for document in re.findall(r"\bdocs/[\w-]+\.md\b", path.read_text()):
+                    named += 1
+                    assert (ROOT / document).exists(), f"{path} names {document}"
+    assert named
+
+
+def test_counts_are_printed_up_to_the_tiles_that_the_document_states():
+    assert "at most 2²⁸" in (ROOT / "docs" / "masks.md").read_text()
+    rows = 2 * 2**13 * 2**7  # both halves, in the largest automatic tiles: 2^14 tiles a side
+    command = [PROGRAM, "mask", "--block-size", "4", "--length"]
+    subprocess.run([*command, str(rows // 2)], check=True, capture_output=True, timeout=60)
+    refused = subprocess.run(
+        [*command, str(rows // 2 + 1)], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert refused.returncode == 2
+    assert "at most 268,435,456 are counted" in refused.stderr
+
+
 def test_scripts_of_the_readme_exist():
     commands = [line for block in blocks(README, "sh") for line in block.splitlines()]
     scripts = [line.split()[0] for line in commands if line.startswith("scripts/")]
     assert len(scripts) == 2
     for script in scripts:
         assert shutil.which(ROOT / script), f"{script} cannot be executed"
+
+
+def test_documents_name_all_packages():
+    setup = (ROOT / "scripts" / "setup.sh").read_text()
+    needed = set(re.search(r"build_packages=\((.*?)\)", setup, re.DOTALL)[1].split())
+    lines = [line for block in blocks(README, "sh") for line in block.splitlines()]
+    (install,) = [line for line in lines if line.startswith("sudo apt-get install ")]
+    assert set(install.split()[3:]) == needed - {"python3", "python3-venv"}
+    assert "`libgtest-dev`" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert "`pip install '.[train]'`" in README.read_text()

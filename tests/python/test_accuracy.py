@@ -1,5 +1,7 @@
 """Forward and backward against dense float64 attention, within twice plain torch's error."""
 
+import math
+
 import dense
 import pytest
 import torch
@@ -147,6 +149,52 @@ def test_backward_of_a_shard_of_the_keys():
     torch.testing.assert_close(sum(part[0] for part in parts), dq)
     torch.testing.assert_close(torch.cat([part[1] for part in parts], 1), dk)
     torch.testing.assert_close(torch.cat([part[2] for part in parts], 1), dv)
+
+
+@pytest.mark.parametrize(("weight", "others"), [(10, 5e-6), (60, 3e-5), (300, 1e-4), (20, 1e-2)])
+def test_backward_of_a_shard_with_nearly_all_the_mass(weight, others):
+    q, k, v, dout = (torch.randn(1, 128, 2, 8) for _ in range(4))
+    q[..., 0], k[..., 0] = 8**0.5, weight
+    k[:, 64:, :, 0] += math.log(others)
+    v[:, 64:] *= 100
+    args = [x.double().requires_grad_() for x in (q, k, v)]
+    expected = torch.autograd.grad(
+        dense.attention(*args, torch.ones(1, 128, 128, dtype=torch.bool))[0], args, dout.double()
+    )
+    out, lse = stepwell.attention(q, k, v, return_lse=True)
+    parts = [
+        stepwell.attention_backward(dout, q, k[:, a:b], v[:, a:b], out, lse)
+        for a, b in [(0, 64), (64, 128)]
+    ]
+    dq = sum(part[0].double() for part in parts)
+    # What rounding lse costs any code that starts from it.
+    assert norm(dq - expected[0]) <= 2**-22 * lse.abs().max() * norm(k) / 8**0.5
+
+
+@pytest.mark.parametrize("keys", [100, 1000, 4000, 20000])
+def test_uniform_rows(keys):
+    q, k, v, dout = (torch.randn(1, n, 2, 16) for n in (8, keys, keys, 8))
+    for scale in (0.0, 1.0):
+        exact, plain, ours = [], [], []
+        for kind, dtype in ((exact, torch.float64), (plain, torch.float32), (ours, None)):
+            args = [x.to(dtype or torch.float32).requires_grad_() for x in (q * scale, k, v)]
+            if dtype is None:
+                out = stepwell.attention(*args)
+            else:
+                mask = torch.ones(1, 8, keys, dtype=torch.bool)
+                out = dense.attention(*args, mask)[0]
+            kind += [out, *torch.autograd.grad(out, args, dout.to(out.dtype))]
+        for result, plain_result, expected in zip(ours, plain, exact, strict=True):
+            bound = 2 * norm(plain_result - expected) + FLOOR[torch.float32] * norm(expected)
+            assert norm(result - expected) <= bound
+
+
+@pytest.mark.parametrize("scale", [1e8, 1e9, 1e10, 1e12])
+def test_large_finite_scores_have_finite_gradients(scale):
+    q, k, v = (torch.randn(1, 20, 2, 8) for _ in range(3))
+    args = [q.requires_grad_(), (k * scale).requires_grad_(), v.requires_grad_()]
+    grads = torch.autograd.grad(stepwell.attention(*args, "causal").sum(), args)
+    assert all(grad.isfinite().all() for grad in grads)
 
 
 @pytest.mark.parametrize("name", ["batch", "interleaved_views", "split_shard", "window_2_1"])

@@ -54,6 +54,27 @@ def ints(*values):
     return torch.tensor(values, dtype=torch.int32)
 
 
+def joint_operator(layout="batched", order="noisy_clean", clean="block", noisy="bidirectional"):
+    choices = layout, 4, order, clean, noisy
+    return torch.ops.stepwell.diffusion_attention(
+        *tensors().values(), *[None] * 4, *choices, 0, 1, -1, None, 0.0, 0.0, 0, False
+    )
+
+
+def sequence_operator(mask):
+    return torch.ops.stepwell.sequence_attention(
+        *tensors().values(), *[None] * 7, mask, 1, -1, -1, 0, -1, None, 0.0, 0.0, 0, False
+    )
+
+
+def mask_operator(layout="batched", kind="diffusion", window_left=-1, num_views=1):
+    rules = "noisy_clean", "block", "bidirectional", 0, num_views
+    counts = 1, 8, 8, 8, 8, 0, 0, 0
+    return torch.ops.stepwell.attention_mask(
+        *[None] * 14, layout, *counts, kind, 1, window_left, -1, *rules
+    )
+
+
 def without(name):
     given = tensors()
     del given[name]
@@ -77,7 +98,20 @@ CASES = [
     (lambda: packed(block_size=0), ValueError, "block_size is 0"),
     (lambda: split(0), ValueError, "block_size is 0"),
     (lambda: split(2.5), TypeError, "block_size must be an integer, got 2.5"),
-    (lambda: sequence(masks.BlockCausal(0)), ValueError, "block_size is 0"),
+    (lambda: masks.BlockCausal(0), ValueError, "block_size is 0; it must be an integer in "),
+    (lambda: masks.BlockCausal(-4), ValueError, "block_size is -4"),
+    (lambda: masks.BlockCausal(2**28 + 1), ValueError, f"block_size is {2**28 + 1}"),
+    (lambda: masks.BlockCausal(True), TypeError, "block_size must be an integer, got True"),
+    (lambda: masks.Diffusion(0), ValueError, "block_size is 0"),
+    (lambda: masks.Diffusion(-4), ValueError, "block_size is -4"),
+    (lambda: masks.Diffusion(2**70), ValueError, f"block_size is {2**70}"),
+    (lambda: masks.Diffusion(False), TypeError, "block_size must be an integer, got False"),
+    (lambda: masks.Diffusion(4, num_views=0), ValueError, "num_views is 0"),
+    (lambda: masks.Diffusion(4, num_views=-1), ValueError, "num_views is -1"),
+    (lambda: masks.Diffusion(4, num_views=1.5), TypeError, "num_views must be an integer, got 1.5"),
+    (lambda: masks.Diffusion(4, num_views=True), TypeError, "num_views must be an integer"),
+    (lambda: masks.Diffusion(4, clean_window=0), ValueError, "clean_window is 0"),
+    (lambda: masks.Diffusion(4, clean_window=2**30), ValueError, f"clean_window is {2**30}"),
     (lambda: masks.BlockCausal(1.5), TypeError, "block_size must be an integer, got 1.5"),
     (lambda: masks.Diffusion(1.5), TypeError, "block_size must be an integer, got 1.5"),
     # lengths
@@ -173,8 +207,22 @@ CASES = [
     (lambda: masks.Window(-1, 0), ValueError, "left is -1"),
     (lambda: masks.Window(0, 1.5), TypeError, "right must be an integer, got 1.5"),
     (lambda: masks.Diffusion(4, order="x"), ValueError, 'order is "x"'),
+    # flags
+    (lambda: batched(deterministic="x"), TypeError, "deterministic must be True or False, got 'x'"),
+    (lambda: packed(deterministic=1), TypeError, "deterministic must be True or False, got 1"),
+    (lambda: split(deterministic=None), TypeError, "deterministic must be True or False, got None"),
+    (lambda: sequence(deterministic=torch.tensor(True)), TypeError, "deterministic must be True"),
+    (lambda: batched(return_lse=1), TypeError, "return_lse must be True or False, got 1"),
+    (lambda: packed(return_lse="no"), TypeError, "return_lse must be True or False, got 'no'"),
+    (lambda: split(return_lse=None), TypeError, "return_lse must be True or False, got None"),
+    (lambda: sequence(return_lse=0), TypeError, "return_lse must be True or False, got 0"),
+    (lambda: stepwell.diffusion_mask(24, 4, as_numpy=1), TypeError, "as_numpy must be True or"),
     # options that a mask does not take
     (lambda: sequence(masks.Diffusion(4), q_offset=1), ValueError, "q_offset is given"),
+    (lambda: sequence(masks.Diffusion(4), q_offset=ints(0, 0)), ValueError, "q_offset is given"),
+    (lambda: sequence(masks.Diffusion(4), q_offset=[0, 0]), ValueError, "q_offset is given"),
+    (lambda: sequence(masks.Diffusion(4), q_offset=np.int64(1)), ValueError, "q_offset is given"),
+    (lambda: sequence(masks.Diffusion(4), q_offset=0.5), TypeError, "q_offset must be an integer"),
     (lambda: sequence(masks.Diffusion(4), seqused_kv=ints(1)), ValueError, "seqused_kv is given"),
     (lambda: sequence("causal", prefix_lens=ints(1, 1)), ValueError, "prefix_lens is given"),
     # numbers
@@ -211,7 +259,56 @@ CASES = [
     (lambda: stepwell.diffusion_mask(24, 4, layout="split", seqused=[1]), ValueError,
      "seqused is given, but the layout is split"),
     (lambda: stepwell.visible_pairs(24, "full", rows_clean=3), ValueError, "rows_clean is given"),
-    (lambda: stepwell.visible_pairs(24, 4, device="cpu"), TypeError, "device"),
+    (lambda: stepwell.visible_pairs(24, 4, device="cpu"), TypeError,
+     r"^visible_pairs\(\) got an unexpected keyword argument 'device'; accepted: batch, layout, "),
+    (lambda: stepwell.diffusion_mask(24, 4, seq_used=[1]), TypeError,
+     r"^diffusion_mask\(\) got an unexpected keyword argument 'seq_used'"),
+    (lambda: stepwell.attention_mask(24, 4, cu_seqlen=[1]), TypeError,
+     r"^attention_mask\(\) got an unexpected keyword argument 'cu_seqlen'"),
+    (lambda: stepwell.attention_mask(24, 4, clean_q_offset=np.int64(1)), ValueError,
+     "clean_q_offset is given, but the layout is batched"),
+    (lambda: stepwell.attention_mask(8, 2, cu_seqlens=[0, 4, 8], batch=5), ValueError,
+     "batch is given, but so is cu_seqlens, which"),
+    (lambda: stepwell.visible_pairs(8, "full", cu_seqlens=[0, 4, 8], batch=2), ValueError,
+     "batch is given, but so is cu_seqlens, which"),
+    (lambda: stepwell.diffusion_mask(
+        8, 2, layout="split", cu_seqlens_noisy=[0, 8], cu_seqlens_clean=[0, 8], batch=1),
+     ValueError, "batch is given, but so is cu_seqlens_noisy"),
+    (lambda: stepwell.attention_mask(8, masks.Diffusion(2, "clean_noisy"), layout="split"),
+     ValueError, "order is 'clean_noisy', but layout is \"split\""),
+    (lambda: stepwell.diffusion_mask(8, 2, layout="batched", cu_seqlens=[0, 4, 8]), ValueError,
+     'cu_seqlens is given, but layout is "batched"'),
+    (lambda: stepwell.diffusion_mask(8, 2, layout="interleaved"), ValueError, "cu_seqlens is None"),
+    (lambda: stepwell.visible_pairs(8, 2, layout="halves"), ValueError, "cu_seqlens is None"),
+    # sizes
+    (lambda: stepwell.visible_pairs(2**28, "full", batch=1000), ValueError,
+     f"batch size 1000, and the visible pairs .* more than {2**63 - 1}"),
+    (lambda: stepwell.visible_pairs(8, "full", batch=2**31), ValueError, f"batch is {2**31}"),
+    (lambda: stepwell.visible_pairs(2**28 + 1, "full"), ValueError, f"rows is {2**28 + 1}"),
+    (lambda: stepwell.attention_mask(2**28, "full", rows_kv=2**40), ValueError, "rows_kv is 1099"),
+    (lambda: stepwell.attention_mask(2**28, "full", batch=256), ValueError,
+     r"batch and rows make a mask of shape \[256, 268435456, 268435456\]"),
+    # ragged lists
+    (lambda: split(block_ranges=[[0, 1], [0]]), ValueError,
+     r"block_ranges is a ragged list: its parts 0 and 1 have shapes \[2\] and \[1\]"),
+    (lambda: split(block_ranges=[[[0, 1]], [[0, 1], [1, 2]]]), ValueError, "block_ranges is a rag"),
+    (lambda: packed([0, [24]]), ValueError, r"cu_seqlens is a ragged list: .* \[\] and \[1\]"),
+    (lambda: split(noisy_offset=[[0], 1]), ValueError, "noisy_offset is a ragged list"),
+    (lambda: stepwell.diffusion_mask(8, 2, prefix_lens=[[0], 1], as_numpy=True), ValueError,
+     "prefix_lens is a ragged list"),
+    # strings of the operators
+    (lambda: joint_operator(layout="foo"), ValueError, 'layout is "foo"; accepted: "batched", '),
+    (lambda: joint_operator(order="foo"), ValueError, 'order is "foo"; accepted: "noisy_clean", '),
+    (lambda: joint_operator(clean="foo"), ValueError, 'clean is "foo"; accepted: "block", '),
+    (lambda: joint_operator(noisy="foo"), ValueError, 'noisy is "foo"; accepted: "bidirectional'),
+    (lambda: sequence_operator("foo"), ValueError, 'mask is "foo"; accepted: '),
+    (lambda: mask_operator(layout="foo"), ValueError, 'layout is "foo"; accepted: "batched", '),
+    (lambda: mask_operator(kind="causal"), ValueError, 'layout is "batched", but mask is "causal"'),
+    (lambda: mask_operator(layout="sequence"), ValueError, 'layout is "sequence", but mask'),
+    (lambda: mask_operator(layout="sequence", kind="foo"), ValueError, 'mask is "foo"'),
+    (lambda: mask_operator(window_left=3), ValueError, "window_left is 3, but layout is"),
+    (lambda: mask_operator(layout="sequence", kind="full", num_views=2), ValueError,
+     "num_views is 2, but layout is"),
 ]  # fmt: skip
 
 
@@ -223,12 +320,26 @@ def test_raises(call, error, message):
     assert re.search(message, str(raised.value)), str(raised.value)
 
 
+@pytest.mark.parametrize("number", [0, -1, 2**28 + 1])
+@pytest.mark.parametrize("name", ["block_size", "num_views"])
+def test_masks_and_functions_refuse_alike(name, number):
+    messages = []
+    for call in (masks.Diffusion, batched):
+        with pytest.raises(ValueError, match=f"{name} is {number}; ") as raised:
+            call(**{"block_size": 4, name: number})
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+
+
 def test_good_input_passes():
     batched()
     packed()
     split()
     split_packed()
     sequence()
+    joint_operator()
+    sequence_operator("full")
+    mask_operator()
 
 
 def test_bad_gradients():

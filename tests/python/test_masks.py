@@ -72,6 +72,43 @@ def test_numpy_results():
     assert isinstance(stepwell.diffusion_mask(32, 4, prefix_lens=torch.tensor([2])), torch.Tensor)
 
 
+def test_offsets_of_zero_are_the_default():
+    zero = np.int64(0)
+    x = torch.randn(1, 24, 2, 8)
+    mask = masks.Diffusion(4)
+    out = stepwell.attention(x, x, x, mask, q_offset=zero)
+    assert torch.equal(out, stepwell.attention(x, x, x, mask))
+    options = {"q_offset": zero, "noisy_offset": zero, "clean_q_offset": zero}
+    assert stepwell.visible_pairs(24, mask, **options) == stepwell.visible_pairs(24, mask)
+    assert stepwell.visible_pairs(24, "causal", **options) == 300
+
+
+@pytest.mark.parametrize("integer", [np.int64, np.int32, np.uint8])
+def test_numbers_of_masks_may_be_those_of_numpy(integer):
+    n = integer(4)
+    pairs = [
+        (masks.BlockCausal(n), masks.BlockCausal(4)),
+        (masks.Window(n, n), masks.Window(4, 4)),
+        (masks.Diffusion(n, clean_window=n, num_views=n), masks.Diffusion(4, "noisy_clean", "block",
+         "bidirectional", 4, 4)),
+    ]  # fmt: skip
+    for mask, plain in pairs:
+        assert mask == plain
+        assert all(type(x) is not integer for x in vars(mask).values())
+        assert stepwell.visible_pairs(20, mask) == stepwell.visible_pairs(20, plain)
+
+
+def test_masks_from_torch_and_numpy_arrays_are_the_same():
+    options = {"layout": "split", "rows_clean": 9, "rows_clean_q": 3, "clean_q_offset": 6}
+    by_list = stepwell.diffusion_mask(8, 4, prefix_lens=[2], **options)
+    assert isinstance(by_list, torch.Tensor)
+    for array in (np.array([2]), torch.tensor([2]), torch.tensor([2], dtype=torch.int32)):
+        for as_numpy in (True, False):
+            mask = stepwell.diffusion_mask(8, 4, prefix_lens=array, as_numpy=as_numpy, **options)
+            assert isinstance(mask, np.ndarray) == as_numpy
+            assert np.array_equal(mask, by_list)
+
+
 def test_masks_are_values():
     assert masks.Diffusion(4) == masks.Diffusion(4, clean="block")
     assert len({masks.Full(), masks.Full(), masks.Window(1, 2), masks.Window(1, 2)}) == 2

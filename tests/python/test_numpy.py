@@ -147,6 +147,39 @@ class TestArrays:
         with pytest.raises(error, match=message):
             stepwell.diffusion_attn_func(make(self.x), self.x, self.x, 4)
 
+    def test_masked_arrays_are_refused(self):
+        x, masked = self.x, np.ma.masked_array(self.x)
+        ints = np.ma.masked_array([0, 10, 24])
+        out, lse = stepwell.diffusion_attn_func(x, x, x, 4, return_lse=True)
+        for name, call in (
+            ("q", lambda: stepwell.diffusion_attn_func(masked, x, x, 4)),
+            ("v", lambda: stepwell.diffusion_attn_func(x, x, masked, 4)),
+            ("q_noisy", lambda: stepwell.diffusion_attn_split_func(masked, x, x, x, x, 4)),
+            ("dlse", lambda: stepwell.diffusion_attn_backward(
+                x, x, x, x, out, lse, 4, dlse=np.ma.masked_array(lse))),
+            ("cu_seqlens", lambda: stepwell.diffusion_attn_varlen_func(
+                x[0], x[0], x[0], ints, None, 4)),
+            ("q_offset", lambda: stepwell.attention(x, x, x, "causal", q_offset=ints)),
+            ("dropout_seed", lambda: stepwell.attention(
+                x, x, x, dropout_p=0.5, dropout_seed=ints[:2])),
+            ("seqused", lambda: stepwell.diffusion_mask(24, 4, seqused=ints)),
+            ("position_ids", lambda: stepwell.cu_seqlens_from_position_ids(ints)),
+        ):  # fmt: skip
+            message = f"^{name} is a numpy.ma.MaskedArray, .* accepted: numpy.ndarray"
+            with pytest.raises(TypeError, match=message):
+                call()
+        with pytest.raises(TypeError, match="block_size must be an integer"):
+            stepwell.diffusion_attn_func(x, x, x, np.ma.masked_array(4))
+
+    def test_seeds_and_flags_of_numpy(self):
+        def run(seed, flag):
+            return stepwell.diffusion_attn_func(
+                *[self.x] * 3, 4, dropout_p=0.5, dropout_seed=seed, deterministic=flag
+            )
+
+        for seed in (3, 2**63 + 5):
+            assert np.array_equal(run(np.uint64(seed), np.True_), run(seed, True))
+
     def test_bad_integer_arrays(self):
         x = self.x[0]
         for cu_seqlens, error, message in (

@@ -1,5 +1,6 @@
 """torch operators: registration, compilation, autograd, autocast, strides."""
 
+import numpy as np
 import pytest
 import torch
 from cases import BY_NAME, Case
@@ -231,6 +232,91 @@ class TestCompile:
 
             assert torch.equal(function(x), stepwell.attention(x, x, x, mask))
 
+    def test_masks_made_while_compiling(self):
+        counter = Counter()
+
+        @torch.compile(fullgraph=True, dynamic=True, backend=counter)
+        def function(x, block_size, num_views, left):
+            out = stepwell.attention(x, x, x, masks.Diffusion(block_size, num_views=num_views))
+            out = out + stepwell.block_causal_attn_func(x, x, x, block_size)
+            return out + stepwell.attention(x, x, x, masks.Window(left, 0))
+
+        x = torch.randn(1, 48, 2, 8)
+        function(x, 4, 2, 6)
+        graphs = counter.graphs
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for sizes in ((5, 3, 7), (32, 5, 3)):
+                expected = stepwell.attention(
+                    x, x, x, masks.Diffusion(sizes[0], num_views=sizes[1])
+                )
+                expected = expected + stepwell.block_causal_attn_func(x, x, x, sizes[0])
+                expected = expected + stepwell.attention(x, x, x, masks.Window(sizes[2], 0))
+                assert torch.equal(function(x, *sizes), expected)
+        assert counter.graphs == graphs
+
+    @pytest.mark.parametrize("name", OPCHECKED)
+    def test_boolean_masks(self, name):
+        case = BY_NAME[name]
+        rows, mask, options = case.mask_rows, case.mask, case.mask_options()
+
+        @torch.compile(fullgraph=True, backend="aot_eager")
+        def function(x):
+            return stepwell.attention_mask(rows, mask, **options), x + 1
+
+        expected = stepwell.attention_mask(rows, mask, **options)
+        assert torch.equal(function(torch.zeros(1))[0], expected)
+
+    @pytest.mark.parametrize("dynamic", [True, None], ids=["dynamic", "automatic"])
+    def test_boolean_masks_of_changing_lengths(self, dynamic):
+        counter = Counter()
+
+        @torch.compile(fullgraph=True, dynamic=dynamic, backend=counter)
+        def function(x, block_size, seqused):
+            mask = stepwell.diffusion_mask(
+                x.shape[2], block_size, seqused=seqused, device=x.device, clean="causal"
+            )
+            out = torch.nn.functional.scaled_dot_product_attention(x, x, x, mask[:, None])
+            return mask, out
+
+        def run(batch, n, block_size):
+            seqused = torch.arange(batch) + 2
+            x = torch.randn(batch, 2, 2 * n, 8)
+            mask, out = function(x, block_size, seqused)
+            expected = stepwell.diffusion_mask(2 * n, block_size, seqused=seqused, clean="causal")
+            assert torch.equal(mask, expected)
+            assert out.shape == x.shape
+
+        run(2, 10, 4)
+        run(3, 12, 5)
+        graphs = counter.graphs
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for sizes in ((4, 9, 3), (5, 40, 32)):
+                run(*sizes)
+        assert counter.graphs == graphs
+
+    def test_boolean_masks_of_numpy_arrays(self):
+        @torch.compile(fullgraph=True, backend="aot_eager")
+        def function(prefix_lens, cu_seqlens):
+            batched = stepwell.diffusion_mask(24, 4, prefix_lens=prefix_lens, as_numpy=False)
+            return batched, stepwell.diffusion_mask(24, 4, cu_seqlens=cu_seqlens, as_numpy=False)
+
+        for dtype in (np.int32, np.int64):
+            batched, packed = function(np.array([3, 1], dtype), np.array([0, 10, 24], dtype))
+            assert torch.equal(batched, stepwell.diffusion_mask(24, 4, prefix_lens=[3, 1]))
+            assert torch.equal(packed, stepwell.diffusion_mask(24, 4, cu_seqlens=[0, 10, 24]))
+        with pytest.raises(ValueError, match=r"prefix_lens\[1\] is -2"):
+            function(np.array([3, -2]), np.array([0, 10, 24]))
+
+    def test_boolean_mask_with_inductor(self):
+        @torch.compile(fullgraph=True)
+        def function(x):
+            mask = stepwell.diffusion_mask(x.shape[0], 4, prefix_lens=[3])[0]
+            return torch.where(mask, x, 0.0).sum(1)
+
+        x = torch.randn(24, 24)
+        mask = stepwell.diffusion_mask(24, 4, prefix_lens=[3])[0]
+        torch.testing.assert_close(function(x), torch.where(mask, x, 0.0).sum(1))
+
     def test_errors_stay(self):
         x = torch.randn(1, 24, 2, 8)
 
@@ -240,6 +326,21 @@ class TestCompile:
 
         with pytest.raises(ValueError, match="block_size is 0"):
             function(x)
+
+        @torch.compile(fullgraph=True, backend="aot_eager")
+        def with_masks(x):
+            return stepwell.attention(x, x, x, masks.Diffusion(4, num_views=0))
+
+        with pytest.raises(ValueError, match="num_views is 0"):
+            with_masks(x)
+
+
+def test_mask_operator():
+    arguments = [None] * 14
+    arguments[1] = torch.tensor([3, 4], dtype=torch.int32)
+    numbers = (2, 10, 10, 10, 10, 0, 0, 0, "diffusion", 4, -1, -1)
+    arguments += ["batched", *numbers, "noisy_clean", "block", "bidirectional", 0, 1]
+    torch.library.opcheck(torch.ops.stepwell.attention_mask.default, tuple(arguments))
 
 
 def test_export():

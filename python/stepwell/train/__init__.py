@@ -8,6 +8,7 @@ before it. The text is a sequence of bytes.
 module     contents
 ========== ===================================================================
 config     sizes of the model, settings of a run
+options    the options of the command line
 data       files of text, the split, windows of bytes
 objective  masks, weights and the bound (NELBO)
 attention  the three attentions that the model runs with

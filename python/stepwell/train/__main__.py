@@ -32,7 +32,16 @@ def _wait_without_spinning() -> None:
         os.execv(sys.executable, sys.orig_argv)
 
 
+def _show_help() -> None:
+    """Shows the help where it is asked for: it needs none of the packages."""
+    from .options import make_parser
+
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        make_parser().parse_args()
+
+
 if __name__ == "__main__":
+    _show_help()
     _check_packages()
     _wait_without_spinning()
     from .cli import main

@@ -16,8 +16,6 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import stepwell
 
-NAMES = ("stepwell", "sdpa", "flex")
-
 Index = torch.Tensor
 # Whether a query row sees a key, of their indices: the element rule of a mask.
 Rule = Callable[[Index, Index], torch.Tensor]
@@ -91,7 +89,7 @@ class FlexAttention:
 
 
 def make_attention(name: str) -> Attention:
-    """The attention of a name in NAMES."""
+    """The attention of a name in config.ATTENTIONS."""
     return {"stepwell": StepwellAttention, "sdpa": SdpaAttention, "flex": FlexAttention}[name]()
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 VOCABULARY = 256  # bytes
 MASK_TOKEN = 256  # the absorbing state: an input of the model, never predicted
 
+ATTENTIONS = ("stepwell", "sdpa", "flex")
+NOISE_KINDS = ("count", "time")
+
 
 @dataclass(frozen=True)
 class ModelConfig:

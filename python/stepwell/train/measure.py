@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
-from .attention import NAMES, make_attention, why_not
-from .config import ModelConfig, TrainConfig
+from .attention import make_attention, why_not
+from .config import ATTENTIONS, ModelConfig, TrainConfig
 from .data import seeded
 from .loop import Run, new_run, noise_of_step, train_step
 from .objective import Noise
@@ -63,14 +63,14 @@ def measure(
     rounds: int = 5,
 ) -> list[Measurement]:
     """Measures every attention at every shape ``(length, batch)``."""
-    missing = {name: why_not(name, device) for name in NAMES}
-    names = [name for name in NAMES if missing[name] is None]
+    missing = {name: why_not(name, device) for name in ATTENTIONS}
+    names = [name for name in ATTENTIONS if missing[name] is None]
     rows = []
     for length, batch in shapes:
         model = dataclasses.replace(model_config, length=length)
         train = dataclasses.replace(train_config, batch=batch)
         times = _step_times(model, train, device, names, rounds)
-        for name in NAMES:
+        for name in ATTENTIONS:
             if name in times:
                 peak = _peak_memory(model, train, device, name)
                 rows.append(Measurement(name, length, batch, 1e3 * times[name], peak / _MIB))

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from .config import MASK_TOKEN
+from .config import MASK_TOKEN, NOISE_KINDS
 
-NOISE_KINDS = ("count", "time")
 _SMALLEST_LEVEL = 1e-3  # the paper's; keeps 1/t finite
 
 

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,6 +66,29 @@ def test_a_run_learns_reports_and_can_be_continued(text, tmp_path):
     assert again["held_out"]["bigram"] == held_out["bigram"]
 
 
+def test_relative_names_of_text_resume_from_anywhere(tmp_path, monkeypatch, capsys):
+    folder, text = tmp_path / "run", tmp_path / "text"
+    text.mkdir()
+    names = [f"{i}.txt" for i in range(12)]
+    for i, name in enumerate(names):
+        (text / name).write_text("".join(f"{i} times {j} is {i * j}\n" for j in range(40 + i)))
+    common = ["--steps", "2", "--no-table", "--threads", "1", "--eval-bytes", "64"]
+    monkeypatch.chdir(text)
+    arguments = ["--text", *names, "--output", str(folder), *common, *SMALL]
+    assert cli.main(arguments) == 0
+    first = json.loads((folder / "report.json").read_text())["text"]
+    assert first["held_out_files"] > 0
+    assert cli.main(["--resume", str(folder), *common]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["--resume", str(folder), *common]) == 0
+    given = [f"./text/{name}" for name in names]
+    assert cli.main(["--resume", str(folder), "--text", *given, *common]) == 0
+    assert json.loads((folder / "report.json").read_text())["text"] == first
+    with pytest.raises(SystemExit):
+        cli.main(["--text", "text/0.txt", "./text/0.txt", *common, *SMALL])
+    assert "0.txt is given twice" in capsys.readouterr().err
+
+
 def test_signal_saves_and_the_run_continues(text, tmp_path):
     folder = tmp_path / "run"
     process = start("--text", text, "--output", folder, "--minutes", 2, *SMALL,
@@ -123,6 +147,32 @@ def test_bad_arguments_are_named(arguments, message, text, tmp_path, monkeypatch
     assert end.value.code == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_help_needs_no_packages(tmp_path):
+    root = Path(__file__).resolve().parents[3]
+    python = tmp_path / "python3"
+    # A Python without packages, and a PATH without apt-get: nothing could be installed.
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    for tool in ("bash", "dirname"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    environment = {"PATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    for arguments in (["--help"], ["--steps", "3", "-h"]):
+        shown = subprocess.run(
+            ["bash", root / "scripts" / "train.sh", *arguments],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        assert shown.startswith("usage: scripts/train.sh ")
+        assert "--block-size N" in shown
+    out, _ = run("--help")
+    rest = [text[text.index("Trains a small") :] for text in (shown, out)]
+    assert rest[0] == rest[1]
 
 
 def test_folder_with_a_run_is_not_overwritten(text, tmp_path, capsys):

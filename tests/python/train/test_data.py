@@ -64,6 +64,13 @@ def test_text_that_is_too_short_is_refused(text):
         data.split("test", {"a.txt": text}, LENGTH)
 
 
+def test_error_states_what_is_held_out():
+    with pytest.raises(ValueError, match=r"held out are 20 of 200 bytes, 10%\)"):
+        data.split("test", {"a.txt": bytes(range(200))}, LENGTH)
+    with pytest.raises(ValueError, match=r"held out are 13 of 231 bytes, 6%\)"):
+        data.split("test", {f"{i}": bytes([i]) * (i + 1) for i in range(21)}, LENGTH)
+
+
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"--text: cannot read .*nowhere"):
         data.text_files([str(tmp_path / "nowhere")])
