@@ -116,7 +116,8 @@ bool has_registers(const BackwardConfig& c, Needs needs, const DeviceLimits& lim
   const int dq = c.tile_q * c.head_dim / c.threads();
   // The compilers for compute capabilities from 10 on spill a little earlier.
   const bool early = limits.major >= 10;
-  return gradients + scores + scores / 2 <= (early && !lean ? 128 : 184) &&
+  return gradients + scores + scores / 2 <=
+             (early && !lean && c.warps == 4 && c.tile_kv == 64 ? 128 : 184) &&
          gradients + dq <= (early && c.tile_kv == 128 ? 168 : 192);
 }
 

@@ -1,4 +1,5 @@
 // Number formats, and functions that a GPU approximates.
+#include <bit>
 #include <cmath>
 
 #include "core/half.hpp"
@@ -22,5 +23,9 @@ float ex2(float x) { return flush(std::exp2(flush(x))); }
 float lg2(float x) { return flush(std::log2(flush(x))); }
 float rcp(float x) { return flush(1.0f / flush(x)); }
 float max(float x, float y) { return std::fmax(x, y); }
+
+float min_nan(float x, float y) {
+  return std::isnan(x) || std::isnan(y) ? std::bit_cast<float>(0x7fffffffu) : std::fmin(x, y);
+}
 
 }  // namespace stepwell::host_model

@@ -131,5 +131,6 @@ float ex2(float x);
 float lg2(float x);
 float rcp(float x);
 float max(float x, float y);
+float min_nan(float x, float y);
 
 }  // namespace stepwell::host_model

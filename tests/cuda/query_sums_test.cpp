@@ -59,7 +59,7 @@ TEST(QuerySums, SegmentsShareNoRows) {
     layout.clean_first = random.chance(0.5);
     const i32 parts = layout.mask.num_views + 1;
     const bool joint = layout.packing != Packing::kSplit;
-    const bool packed = random.chance(0.6);
+    const bool packed = random.chance(0.6) || layout.packing == Packing::kJointHalves;
     // kJointHalves counts one part, the others whole samples.
     const i32 unit = layout.packing == Packing::kJoint   ? parts
                      : layout.packing == Packing::kSplit ? layout.mask.num_views

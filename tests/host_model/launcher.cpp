@@ -38,11 +38,13 @@ std::vector<Region> regions_of(const cuda::ForwardKernel& kernel) {
 std::vector<Region> regions_of(const cuda::BackwardKernel& kernel) {
   const cuda::BackwardPlan plan = cuda::backward_plan(kernel.config);
   const int stages = kernel.config.stages;
-  return regions_between({region("k", plan.k), region("v", plan.v), region("q", plan.q, stages),
-                          region("dout", plan.dout, stages), region("p", plan.p),
-                          region("ds", plan.ds), region("row_bounds", plan.row_bounds),
-                          region("visible", plan.visible), region("walks", plan.walks, 2)},
-                         plan.bytes);
+  return regions_between(
+      {region("k", plan.k), region("v", plan.v), region("q", plan.q, stages),
+       region("dout", plan.dout, stages), region("p", plan.p), region("ds", plan.ds),
+       region("row_values", plan.row_values, stages), region("row_bounds", plan.row_bounds, stages),
+       region("visible", plan.visible), region("walks", plan.walks, 2), region("walk", plan.walk),
+       region("runs", plan.runs)},
+      plan.bytes);
 }
 
 template <typename RowsKernel>

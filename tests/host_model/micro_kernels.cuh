@@ -242,13 +242,14 @@ __global__ void micro_conversions(const u32* in, u32* out) {
   to[5] = ptx::bits_of(ptx::high_f32<Element::kFloat16>(pair));
 }
 
-// max.f32, bit by bit. out[64]
+// max.f32 and min.NaN.f32, bit by bit. out[64][2]
 __global__ void micro_max(const u32* in, u32* out) {
   const u32 thread = ptx::thread_index();
   const float nan = ptx::float_of(0x7fc00000u);
   const float x = thread % 8 == 0 ? nan : micro::small_float(in[thread]);
   const float y = thread % 8 == 1 ? nan : micro::small_float(in[64 + thread]);
-  out[thread] = ptx::bits_of(ptx::max_f32(x, y));
+  out[2 * thread] = ptx::bits_of(ptx::max_f32(x, y));
+  out[2 * thread + 1] = ptx::bits_of(ptx::min_nan_f32(x, y));
 }
 
 // ex2 and rcp. out[64][4]

@@ -175,7 +175,9 @@ __device__ __forceinline__ void probabilities(const ScoreParams& p, float (&s)[k
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if constexpr (C.softcap) slope[i][j] = 1.0f - s[i][j] * s[i][j];
-      s[i][j] = ptx::ex2_approx(s[i][j] * p.scale_log2 - lse(i, j));
+      // P is at most 1. Scores past 2^24 leave more than that between them and their rounded
+      // log-sum-exp.
+      s[i][j] = ptx::ex2_approx(ptx::min_nan_f32(s[i][j] * p.scale_log2 - lse(i, j), 1.0f));
     }
   }
   // A hidden pair may hold anything, infinities and NaN included.

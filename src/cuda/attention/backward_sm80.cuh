@@ -339,7 +339,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
             dv, kept, here().dv_b() + dout_at + row * kDimVBytes, kDimVBytes);
         float dp[kKeyAtoms][kTiles][4] = {};
         multiply_rows<C.element, kKeyAtoms, kTiles / 2, C.head_dim_v / 16, kUnrolled>(
-            dp, again().dp_v(), kDimVBytes, here().dp_dout() + dout_at + row * kDimVBytes,
+            dp, again().dp_v(), kDimVBytes, again().dp_dout() + dout_at + row * kDimVBytes,
             kDimVBytes);
         float delta[kTiles][2];
 #pragma unroll

@@ -306,6 +306,17 @@ __device__ __forceinline__ float max_f32(float x, float y) {
 #endif
 }
 
+// min.NaN.f32: NaN if one is.
+__device__ __forceinline__ float min_nan_f32(float x, float y) {
+#if defined(STEPWELL_HOST_MODEL)
+  return model::min_nan(x, y);
+#else
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+#endif
+}
+
 // Two floats to one register, `lo` in the low half. (PTX names the high half first.)
 template <Element kElement>
 __device__ __forceinline__ u32 cvt_x2_f32(float lo, float hi) {

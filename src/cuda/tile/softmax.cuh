@@ -52,6 +52,9 @@ __device__ __forceinline__ void cap_scores(float (&s)[Tiles][4], float scale) {
 /// are as exact in float32 as sums of 1, P stays inside float16, and O is rescaled in few tiles.
 inline constexpr float kExponentSlack = 8.0f;
 
+/// The largest reference whose rounding, 2^-10 at most, is of no account beside the dtype's.
+inline constexpr float kLargeExponent = 8192.0f;
+
 /// s becomes exp2(scale_log2 * (s - reference)), where a row's reference (state.row_max) is a
 /// maximum it had, at most kExponentSlack below the present one. Returns whether some row of the
 /// warp has moved its reference; O must then be multiplied with `rescale`. Without kLazy references
@@ -82,22 +85,42 @@ __device__ __forceinline__ bool softmax_step(float (&s)[Tiles][4], RowState& sta
       if (!moves[r]) top[r] = state.row_max[r];
     }
   }
+  float reference[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float reference = top[r] == minus_infinity() ? 0.0f : top[r] * scale_log2;
+    reference[r] = top[r] == minus_infinity() ? 0.0f : top[r] * scale_log2;
     if (any) {
-      rescale[r] = ptx::ex2_approx(state.row_max[r] * scale_log2 - reference);
-      // A row that has seen nothing keeps 0 sums; one whose reference stays is multiplied with
-      // exactly 1.
+      // A row that has seen nothing keeps 0 sums; one whose reference stays is multiplied with 1.
+      const float base = top[r] == minus_infinity() ? 0.0f : top[r];
+      rescale[r] = ptx::ex2_approx((state.row_max[r] - base) * scale_log2);
       state.row_sum[r] *= rescale[r];
       state.row_max[r] = top[r];
     }
+  }
+  // One fused operation, exact but for the rounding of `reference`. In rows where that is not small
+  // the difference comes first.
+  const bool large = ptx::max_f32(reference[0], reference[1]) > kLargeExponent ||
+                     ptx::max_f32(-reference[0], -reference[1]) > kLargeExponent;
+  if (ptx::ballot(large) != 0) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (reference[r] <= kLargeExponent && reference[r] >= -kLargeExponent) continue;
+#pragma unroll
+      for (int i = 0; i < Tiles; ++i) {
+        s[i][2 * r] -= top[r];
+        s[i][2 * r + 1] -= top[r];
+      }
+      reference[r] = 0.0f;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
     float sum = state.row_sum[r];
 #pragma unroll
     for (int i = 0; i < Tiles; ++i) {
 #pragma unroll
       for (int j = 2 * r; j < 2 * r + 2; ++j) {
-        s[i][j] = ptx::ex2_approx(s[i][j] * scale_log2 - reference);
+        s[i][j] = ptx::ex2_approx(s[i][j] * scale_log2 - reference[r]);
         sum += s[i][j];
       }
     }
