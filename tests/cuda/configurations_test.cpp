@@ -79,7 +79,7 @@ TEST(Configurations, FragmentsAreWhole) {
         };
         EXPECT_TRUE(whole(c.tile_q, c.tile_q / c.score_rows()));
         EXPECT_TRUE(whole(c.tile_kv, c.tile_kv / c.score_keys()));
-        if (c.by_key()) EXPECT_EQ(c.warps_key, c.warps);
+        EXPECT_TRUE(!c.by_key() || c.warps_key == c.warps);
         EXPECT_EQ(c.stmatrix, major >= 9);
         EXPECT_TRUE(whole(c.tile_kv, c.warps_key));
         EXPECT_TRUE(whole(c.head_dim, c.warps / c.warps_key));
