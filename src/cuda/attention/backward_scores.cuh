@@ -168,6 +168,9 @@ __device__ __forceinline__ void probabilities(const ScoreParams& p, float (&s)[k
                                               Lse&& lse, ForEachHidden&& for_each_hidden,
                                               u32 dropped, u32 (&kept)[kTiles][2],
                                               u32 (&factor)[kTiles][2]) {
+  // P is at most 1. Scores past 2^24 leave more than that between them and their rounded
+  // log-sum-exp. Two at a time where P goes nowhere else first.
+  constexpr bool kPackedLimit = !C.softcap && !C.dropout;
   if constexpr (C.softcap) cap_scores(s, p.softcap_scale);
   float slope[C.softcap ? kTiles : 1][4];
 #pragma unroll
@@ -175,9 +178,8 @@ __device__ __forceinline__ void probabilities(const ScoreParams& p, float (&s)[k
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if constexpr (C.softcap) slope[i][j] = 1.0f - s[i][j] * s[i][j];
-      // P is at most 1. Scores past 2^24 leave more than that between them and their rounded
-      // log-sum-exp.
-      s[i][j] = ptx::ex2_approx(ptx::min_nan_f32(s[i][j] * p.scale_log2 - lse(i, j), 1.0f));
+      s[i][j] = ptx::ex2_approx(s[i][j] * p.scale_log2 - lse(i, j));
+      if constexpr (!kPackedLimit) s[i][j] = ptx::min_nan_f32(s[i][j], 1.0f);
     }
   }
   // A hidden pair may hold anything, infinities and NaN included.
@@ -192,6 +194,9 @@ __device__ __forceinline__ void probabilities(const ScoreParams& p, float (&s)[k
         factor[i][r] = ptx::cvt_x2_f32<C.element>(x * slope[i][2 * r], y * slope[i][2 * r + 1]);
       } else {
         factor[i][r] = ptx::cvt_x2_f32<C.element>(x, y);
+      }
+      if constexpr (kPackedLimit) {
+        factor[i][r] = ptx::min_nan_x2<C.element>(factor[i][r], ptx::ones_x2<C.element>());
       }
       if constexpr (C.dropout) {
         x = (dropped >> (i * 4 + 2 * r) & 1) != 0 ? 0.0f : x * p.keep_scale;

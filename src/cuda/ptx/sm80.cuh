@@ -356,6 +356,27 @@ __device__ __forceinline__ float high_f32(u32 pair) {
   return low_f32<kElement>(pair >> 16);
 }
 
+// Two ones, and min.NaN of two pairs: NaN if one is.
+template <Element kElement>
+__device__ __forceinline__ u32 ones_x2() {
+  return kElement == Element::kBFloat16 ? 0x3f803f80u : 0x3c003c00u;
+}
+
+template <Element kElement>
+__device__ __forceinline__ u32 min_nan_x2(u32 a, u32 b) {
+#if defined(STEPWELL_HOST_MODEL)
+  return cvt_x2_f32<kElement>(model::min_nan(low_f32<kElement>(a), low_f32<kElement>(b)),
+                              model::min_nan(high_f32<kElement>(a), high_f32<kElement>(b)));
+#else
+  u32 d;
+  if constexpr (kElement == Element::kBFloat16)
+    asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  else
+    asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+#endif
+}
+
 template <Element kElement>
 __device__ __forceinline__ float dot_x2(u32 a, u32 b) {
   return low_f32<kElement>(a) * low_f32<kElement>(b) +

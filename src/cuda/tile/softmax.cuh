@@ -99,12 +99,9 @@ __device__ __forceinline__ bool softmax_step(float (&s)[Tiles][4], RowState& sta
   }
   // One fused operation, exact but for the rounding of `reference`. In rows where that is not small
   // the difference comes first.
-  const bool large = ptx::max_f32(reference[0], reference[1]) > kLargeExponent ||
-                     ptx::max_f32(-reference[0], -reference[1]) > kLargeExponent;
-  if (ptx::ballot(large) != 0) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (reference[r] <= kLargeExponent && reference[r] >= -kLargeExponent) continue;
+  for (int r = 0; r < 2; ++r) {
+    if (reference[r] > kLargeExponent || reference[r] < -kLargeExponent) {  // rare
 #pragma unroll
       for (int i = 0; i < Tiles; ++i) {
         s[i][2 * r] -= top[r];
