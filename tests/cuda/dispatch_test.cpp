@@ -72,8 +72,8 @@ TEST(Dispatch, WorkspaceOfTheCallers) {
   EXPECT_TRUE(pool->requests.empty());
   attention_backward(call.args, call.gradients);
   ASSERT_EQ(pool->requests.size(), 1u);
-  // q [2, 32, 4, 16]: sums of native head dim 64, delta and log-sum-exp.
-  EXPECT_EQ(pool->requests[0].first, std::size_t{2 * 32 * 4 * (64 + 2) * 4});
+  // q [2, 32, 4, 16] in 64 padded rows: sums of native head dim 64, delta and log-sum-exp.
+  EXPECT_EQ(pool->requests[0].first, std::size_t{2 * 64 * 4 * (64 + 2) * 4});
   EXPECT_EQ(pool->requests[0].second, (Device{DeviceType::kCuda, 0}));
   const AttentionPlan plan = plan_attention_backward(call.args, call.gradients);
   EXPECT_EQ(plan.workspace_bytes(), pool->requests[0].first);

@@ -76,6 +76,7 @@ class Bug:
     times: int = 1
     quick: bool = False
     span: tuple[int, int] | None = None  # instead of `old`
+    device: str = "cuda-model"
 
 
 def forward(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
@@ -88,6 +89,7 @@ def backward(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
 
 CONTROLS = [Bug("none", "forward", quick=True), Bug("none", "backward", quick=True)]
 
+SMALL = "cuda-model:8.6"
 TILE_HERE = "ptx::bar_sync(0, C.threads());  // this tile is here"
 BUGS = [
     forward(
@@ -250,6 +252,7 @@ BUGS = [
         BACKWARD,
         "ptx::bar_sync(0, C.threads());  // B",
         "//",
+        times=2,
         quick=True,
     ),
     backward(
@@ -258,12 +261,14 @@ BUGS = [
         "ptx::bar_sync(0, C.threads());  // C",
         "//",
         quick=True,
+        device=SMALL,  # where one stage fits
     ),
     backward(
         "barrier C skipped by one warp",
         BACKWARD,
         "ptx::bar_sync(0, C.threads());  // C",
         "if (here().warp() != 1) ptx::bar_sync(0, C.threads());  // C",
+        device=SMALL,  # where one stage fits
     ),
     backward(
         "barrier before dK and dV are stored removed",
@@ -282,6 +287,7 @@ BUGS = [
         BACKWARD,
         "ptx::bar_sync(0, C.threads());  // C request_next();",
         "request_next(); ptx::bar_sync(0, C.threads());",
+        device=SMALL,  # where one stage fits
     ),
     backward(
         "next tile requested into the stage in use",
@@ -481,12 +487,12 @@ class Prober:
             raise SystemExit(f"{bug.name}: the kernels do not compile with it")
         return library
 
-    def run(self, library: Path, mode: str) -> tuple[str, str]:
+    def run(self, library: Path, mode: str, device: str) -> tuple[str, str]:
         """How the bug shows ("-": not at all), and the message."""
         names = ":".join(f"*/{case}_bf16" for case in CASES)
         command = [
             self.build / "tests" / "test_operators",
-            "--device=cuda-model",
+            f"--device={device}",
             f"--mode={mode}",
             f"--kernels={library}",
             f"--gtest_filter={names}",
@@ -545,7 +551,7 @@ def main() -> int:
         prober = Prober(args.build.resolve(), args.compiler, Path(work))
         for bug in bugs:
             library = prober.compile(bug)
-            found = {name: prober.run(library, mode) for name, mode in modes.items()}
+            found = {name: prober.run(library, mode, bug.device) for name, mode in modes.items()}
             cells = " | ".join(how for how, _ in found.values())
             print(f"| {bug.family} | {bug.name} | {cells} |", flush=True)
             how, message = found["checked"]
