@@ -44,14 +44,14 @@ constexpr ForwardTiles kForwardTiles[] = {
 
 // O takes head_dim_v registers of a thread with 32 rows a warp, and half of that with 16; S takes
 // tile_kv, and half. Past 128 + 64 the compiler spills; with dropout's counters past 64 + 64.
-// The compilers for compute capabilities from 10 on spill a little earlier.
 bool has_registers(const ForwardTiles& tiles, const KernelTraits& traits,
                    const DeviceLimits& limits) {
   if (tiles.rows_per_warp == 16) return true;
   const int head_dim = native_head_dim(traits.head_dim);
   const int head_dim_v = native_head_dim(traits.head_dim_v);
   const bool plain = !traits.softcap && head_dim == head_dim_v;
-  if (limits.major >= 10 && tiles.tile_kv == 64 && head_dim_v > 96 && !plain) return false;
+  const bool early = limits.major >= 10 || traits.softcap;  // spills a little earlier
+  if (early && tiles.tile_kv == 64 && head_dim_v > 96 && !plain) return false;
   return head_dim_v <= (traits.dropout ? 64 : 128);
 }
 
