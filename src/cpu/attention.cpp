@@ -117,7 +117,7 @@ struct TileTask {
 };
 
 /// Every query tile once, longest first.
-std::vector<TileTask> forward_tasks(const std::vector<Sample>& samples) {
+std::vector<TileTask> query_tiles(const std::vector<Sample>& samples) {
   std::vector<TileTask> tasks;
   for (std::size_t s = 0; s < samples.size(); ++s) {
     const Sample& sample = samples[s];
@@ -141,9 +141,9 @@ std::vector<TileTask> forward_tasks(const std::vector<Sample>& samples) {
 }
 
 /// Item i of `tasks` x `heads`, heads running fastest.
-ForwardTile forward_tile_of(const AttentionProblem& problem, const std::vector<Sample>& samples,
-                            const Dropout& dropout, const std::vector<TileTask>& tasks,
-                            std::int64_t item, std::int64_t heads) {
+ForwardTile query_tile(const AttentionProblem& problem, const std::vector<Sample>& samples,
+                       const Dropout& dropout, const std::vector<TileTask>& tasks,
+                       std::int64_t item, std::int64_t heads) {
   const TileTask& task = tasks[static_cast<std::size_t>(item / heads)];
   return {
       &problem,  &samples[static_cast<std::size_t>(task.sample)], dropout,  task.sample, task.half,
@@ -164,13 +164,13 @@ void forward(const AttentionProblem& problem, std::byte* workspace) {
   const std::vector<Sample> samples = all_samples(problem);
   const int threads =
       threads_for(thread_count(problem.num_threads), forward_multiply_adds(problem, samples));
-  const std::vector<TileTask> tasks = forward_tasks(samples);
+  const std::vector<TileTask> tasks = query_tiles(samples);
   const Dropout dropout = make_dropout(problem);
 
   const std::int64_t heads = problem.heads_q;
   parallel_for(
       static_cast<std::int64_t>(tasks.size()) * heads, threads, [&](std::int64_t item, int thread) {
-        const ForwardTile tile = forward_tile_of(problem, samples, dropout, tasks, item, heads);
+        const ForwardTile tile = query_tile(problem, samples, dropout, tasks, item, heads);
         code.forward_tile(
             tile, reinterpret_cast<float*>(workspace + static_cast<std::size_t>(thread) * stride));
       });
@@ -220,7 +220,7 @@ std::size_t backward_scratch(const AttentionProblem& problem) {
   const Kernels& code = kernels();
   return scratch_bytes(
       std::max(code.backward_scratch_floats(problem.head_dim, problem.head_dim_v),
-               code.normalise_scratch_floats(problem.head_dim, problem.head_dim_v)));
+               code.row_values_scratch_floats(problem.head_dim, problem.head_dim_v)));
 }
 
 std::size_t query_values_bytes(const AttentionProblem& problem, int width) {
@@ -274,13 +274,6 @@ BackwardBuffers make_buffers(const AttentionProblem& problem, Arena& arena) {
   return buffers;
 }
 
-struct SegmentTask {
-  std::int32_t sample;
-  Half half;
-  std::int32_t view;
-  std::int64_t work;
-};
-
 /// Query rows of one part when rows are split among threads: enough that K and V are transposed
 /// once for many query tiles.
 constexpr int kSplitRows = 8 * kBackwardTileQ;
@@ -328,38 +321,21 @@ void backward(const AttentionProblem& problem, std::byte* workspace) {
     return reinterpret_cast<float*>(workspace + static_cast<std::size_t>(thread) * stride);
   };
 
-  std::vector<SegmentTask> segments;
-  std::vector<std::int64_t> pairs;
-  for (std::size_t s = 0; s < samples.size(); ++s) {
-    pairs.push_back(geometry::visible_pairs(samples[s].mask));
-    for_each_query_segment(samples[s], [&](Half half, int view) {
-      const std::int64_t len = geometry::query_len(samples[s].mask, half);
-      if (len > 0) segments.push_back({static_cast<std::int32_t>(s), half, view, len});
-    });
-  }
-  std::stable_sort(segments.begin(), segments.end(),
-                   [](const SegmentTask& a, const SegmentTask& b) { return a.work > b.work; });
   const std::int64_t heads_q = problem.heads_q;
   const std::int64_t heads_kv = problem.heads_kv;
-  const auto values_part = [&](std::int64_t item) {
-    const SegmentTask& task = segments[static_cast<std::size_t>(item / heads_q)];
-    return RowValuesPart{&problem,  &samples[static_cast<std::size_t>(task.sample)],
-                         &buffers,  task.half,
-                         task.view, static_cast<std::int32_t>(item % heads_q)};
+  const std::vector<TileTask> tiles = query_tiles(samples);
+  const auto for_each_tile = [&](auto&& body) {
+    parallel_for(static_cast<std::int64_t>(tiles.size()) * heads_q, threads,
+                 [&](std::int64_t item, int thread) {
+                   body(query_tile(problem, samples, dropout, tiles, item, heads_q), thread);
+                 });
   };
-  const std::int64_t segment_heads = static_cast<std::int64_t>(segments.size()) * heads_q;
-  parallel_for(segment_heads, threads, [&](std::int64_t item, int thread) {
-    code.row_values(values_part(item), scratch(thread));
+  for_each_tile([&](const ForwardTile& tile, int thread) {
+    code.row_values(tile, buffers, scratch(thread));
   });
 
-  const std::vector<TileTask> tiles = forward_tasks(samples);
-  parallel_for(static_cast<std::int64_t>(tiles.size()) * heads_q, threads,
-               [&](std::int64_t item, int thread) {
-                 const ForwardTile tile =
-                     forward_tile_of(problem, samples, dropout, tiles, item, heads_q);
-                 code.normalise_tile(tile, buffers, scratch(thread));
-               });
-
+  std::vector<std::int64_t> pairs;
+  for (const Sample& sample : samples) pairs.push_back(geometry::visible_pairs(sample.mask));
   // All parts of the passes below; `work` orders them.
   struct PartTask {
     BackwardPart part;
@@ -436,8 +412,7 @@ void backward(const AttentionProblem& problem, std::byte* workspace) {
                  code.backward_part(parts[static_cast<std::size_t>(item)].part, scratch(thread));
                });
 
-  parallel_for(segment_heads, threads,
-               [&](std::int64_t item, int) { code.store_dq(values_part(item)); });
+  for_each_tile([&](const ForwardTile& tile, int) { code.store_dq(tile, buffers); });
 
   for (const bool keys : {false, true}) {
     const std::vector<FillPart> unused = unused_runs(problem.layout, keys);

@@ -76,51 +76,6 @@ inline std::size_t backward_scratch_floats(int head_dim, int head_dim_v) {
   return static_cast<std::size_t>(BackwardScratch(base, head_dim, head_dim_v).end() - base);
 }
 
-inline std::int64_t first_query_row(const geometry::Sample& sample, geometry::Half half,
-                                    std::int32_t view) {
-  return half == geometry::Half::kNoisy ? sample.noisy.first + view * sample.view_stride
-                                        : sample.clean_q.first;
-}
-
-inline std::int64_t first_key_row(const geometry::Sample& sample, geometry::Half half,
-                                  std::int32_t view) {
-  return half == geometry::Half::kNoisy ? sample.noisy.first + view * sample.view_stride
-                                        : sample.clean_kv.first;
-}
-
-inline void row_values(const RowValuesPart& part, float* scratch) {
-  const AttentionProblem& problem = *part.problem;
-  const geometry::Sample& sample = *part.sample;
-  const HalfTensors& tensors = problem.half(part.half);
-  const BackwardRowValues& values = part.buffers->row_values[static_cast<int>(part.half)];
-  const std::int64_t first = first_query_row(sample, part.half, part.view);
-  const std::size_t dim_v = static_cast<std::size_t>(problem.head_dim_v);
-  const RowSpan out{tensors.out, problem.dtype, sample.batch_index, first, part.head};
-  const RowSpan dout{tensors.dout, problem.dtype, sample.batch_index, first, part.head};
-  float* out_row = scratch;
-  float* dout_row = scratch + dim_v;
-  const OctetTag d;
-  for (std::int32_t i = 0; i < geometry::query_len(sample.mask, part.half); ++i) {
-    load_row(out.at(i), problem.dtype, dim_v, 1.0f, out_row);
-    load_row(dout.at(i), problem.dtype, dim_v, 1.0f, dout_row);
-    auto sum = hn::Zero(d);
-    for (std::size_t c = 0; c < dim_v; c += hn::Lanes(d)) {
-      sum = hn::MulAdd(hn::LoadU(d, out_row + c), hn::LoadU(d, dout_row + c), sum);
-    }
-    *values.delta.at(sample.batch_index, part.head, first + i) =
-        hn::GetLane(hn::SumOfLanes(d, sum));
-    // In units of log 2 as a float, and the factor exp2(-rest) that makes up for its rounding.
-    // Beyond 2^23 a float has no fraction left and the factor could be anything: such a row is as
-    // it is.
-    const double lse = *tensors.lse.at(sample.batch_index, part.head, first + i) / kLn2;
-    const float rounded = static_cast<float>(lse);
-    const double rest = rounded - lse;
-    *values.lse_log2.at(sample.batch_index, part.head, first + i) = rounded;
-    *values.lse_factor.at(sample.batch_index, part.head, first + i) =
-        std::abs(rest) <= 1.0 ? static_cast<float>(std::exp2(rest)) : 1.0f;
-  }
-}
-
 /// The query rows of one head and segment, as the inner loop needs them.
 struct QuerySegment {
   geometry::IntervalRule rule;  // to the keys at hand
@@ -139,14 +94,25 @@ struct QuerySegment {
   DropoutStream dropout;
 };
 
+/// How scores are recomputed: P = exp2(scale_log2 * S - lse), or of tanh(softcap_scale * S).
+struct BackwardScale {
+  bool capped;
+  float scale_log2;
+  float softcap_scale;  // softmax_scale / softcap
+};
+
+inline BackwardScale backward_scale(const AttentionProblem& problem) {
+  const bool capped = problem.softcap != 0.0;
+  return {capped, static_cast<float>((capped ? problem.softcap : problem.softmax_scale) / kLn2),
+          capped ? static_cast<float>(problem.softmax_scale / problem.softcap) : 0.0f};
+}
+
 /// What all tiles of one call share.
 struct BackwardContext {
   const BackwardPart& part;
   const AttentionProblem& problem;
   BackwardScratch scratch;
-  float scale_log2;     // of S before the exponential; with a cap, of its tanh
-  float softcap;        // 0: none
-  float softcap_scale;  // softmax_scale / softcap
+  BackwardScale scale;
 };
 
 /// P and dS of rows [begin, end) of the query tile `rows` and one panel of keys; zeros in other
@@ -181,7 +147,7 @@ inline void scores_of_panel(const BackwardContext& context, const QuerySegment& 
   zero_rows(last, static_cast<std::size_t>(rows.size()));
 
   const Dropout& dropout = context.part.dropout;
-  const FloatVec scale = hn::Set(d, context.scale_log2);
+  const FloatVec scale = hn::Set(d, context.scale.scale_log2);
   for (std::size_t i = first; i < last; ++i) {
     const std::int32_t row = rows.begin + static_cast<std::int32_t>(i);
     const FloatVec lse =
@@ -203,8 +169,8 @@ inline void scores_of_panel(const BackwardContext& context, const QuerySegment& 
       FloatVec s = hn::LoadU(d, p_at);
       FloatVec dp = hn::LoadU(d, ds_at);
       FloatVec slope = hn::Set(d, 1.0f);
-      if (context.softcap != 0.0f) {
-        s = tanh(hn::Mul(s, hn::Set(d, context.softcap_scale)));
+      if (context.scale.capped) {
+        s = tanh(hn::Mul(s, hn::Set(d, context.scale.softcap_scale)));
         slope = hn::NegMulAdd(s, s, slope);
       }
       // P is at most 1. Scores past 2^24 leave more than that between them and their rounded
@@ -221,10 +187,7 @@ inline void scores_of_panel(const BackwardContext& context, const QuerySegment& 
       FloatVec ds = hn::Mul(hn::Mul(p, hn::Add(hn::Sub(dp, delta), dlse)), slope);
       if (masked) {
         const auto key = hn::Iota(di, keys.begin + static_cast<std::int32_t>(n));
-        const auto seen_lanes =
-            hn::AndNot(hn::VecFromMask(di, hn::Lt(key, hn::Set(di, visible.begin))),
-                       hn::VecFromMask(di, hn::Lt(key, hn::Set(di, visible.end))));
-        const auto mask = hn::RebindMask(d, hn::MaskFromVec(seen_lanes));
+        const auto mask = key_seen(key, hn::Set(di, visible.begin), hn::Set(di, visible.end));
         kept = hn::IfThenElseZero(mask, kept);
         ds = hn::IfThenElseZero(mask, ds);
       }
@@ -430,14 +393,9 @@ inline void zero_dq(const BackwardPart& part, geometry::Half half, std::int32_t 
 inline void backward_part(const BackwardPart& part, float* scratch_memory) {
   const AttentionProblem& problem = *part.problem;
   const geometry::Sample& sample = *part.sample;
-  const bool capped = problem.softcap != 0.0;
   const BackwardContext context{
-      part,
-      problem,
-      BackwardScratch(scratch_memory, problem.head_dim, problem.head_dim_v),
-      static_cast<float>((capped ? problem.softcap : problem.softmax_scale) / kLn2),
-      static_cast<float>(problem.softcap),
-      capped ? static_cast<float>(problem.softmax_scale / problem.softcap) : 0.0f};
+      part, problem, BackwardScratch(scratch_memory, problem.head_dim, problem.head_dim_v),
+      backward_scale(problem)};
 
   const std::int32_t views = sample.mask.num_views;
   if (part.want_dq) {
@@ -466,18 +424,18 @@ inline void backward_part(const BackwardPart& part, float* scratch_memory) {
   visit_keys(geometry::Half::kClean, 0, {0, sample.mask.clean_kv_len});
 }
 
-inline void store_dq(const RowValuesPart& part) {
-  const AttentionProblem& problem = *part.problem;
-  const geometry::Sample& sample = *part.sample;
-  const Rows& sums = part.buffers->dq[static_cast<int>(part.half)];
-  const Rows& dq = problem.half(part.half).dq;
-  const std::int64_t first = first_query_row(sample, part.half, part.view);
-  for (std::int32_t i = 0; i < geometry::query_len(sample.mask, part.half); ++i) {
-    const float* from = static_cast<const float*>(sums.data) +
-                        sums.offset(sample.batch_index, first + i, part.head);
+inline void store_dq(const ForwardTile& tile, const BackwardBuffers& buffers) {
+  const AttentionProblem& problem = *tile.problem;
+  const geometry::Sample& sample = *tile.sample;
+  const Rows& sums = buffers.dq[static_cast<int>(tile.half)];
+  const Rows& dq = problem.half(tile.half).dq;
+  const std::int64_t first = first_query_row(sample, tile.half, tile.view);
+  for (std::int64_t i = first + tile.rows.begin; i < first + tile.rows.end; ++i) {
+    const float* from =
+        static_cast<const float*>(sums.data) + sums.offset(sample.batch_index, i, tile.head);
     store_row(from, static_cast<std::size_t>(problem.head_dim),
               static_cast<float>(problem.softmax_scale), problem.dtype,
-              mutable_row_at(dq, problem.dtype, sample.batch_index, first + i, part.head));
+              mutable_row_at(dq, problem.dtype, sample.batch_index, i, tile.head));
   }
 }
 

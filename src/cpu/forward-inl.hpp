@@ -92,6 +92,16 @@ inline ScoreScale score_scale(const AttentionProblem& problem) {
   return {scale < 0.0 ? -1.0f : 1.0f, 0.0f, 0.0f, static_cast<float>(std::abs(scale) * kLog2)};
 }
 
+/// Which lanes have begin <= key < end.
+HWY_INLINE auto key_seen(hn::Vec<hn::RebindToSigned<FloatTag>> key,
+                         hn::Vec<hn::RebindToSigned<FloatTag>> begin,
+                         hn::Vec<hn::RebindToSigned<FloatTag>> end) {
+  const hn::RebindToSigned<FloatTag> di;
+  return hn::RebindMask(FloatTag(),
+                        hn::MaskFromVec(hn::AndNot(hn::VecFromMask(di, hn::Lt(key, begin)),
+                                                   hn::VecFromMask(di, hn::Lt(key, end)))));
+}
+
 /// The row maximum; 0 for a row that has seen no key, where -inf + inf would be NaN.
 HWY_INLINE FloatVec reference_of(FloatVec row_max) {
   const FloatTag d;
@@ -119,10 +129,8 @@ HWY_INLINE void finish_scores(float* scores, std::int32_t key_first, std::int32_
                     tanh(hn::Mul(s, hn::Set(d, scale.softcap_scale))));
       }
       if (kMasked) {
-        const auto key = hn::Set(di, key_first + k);
-        const auto seen = hn::AndNot(hn::VecFromMask(di, hn::Lt(key, begin)),
-                                     hn::VecFromMask(di, hn::Lt(key, end)));
-        s = hn::IfThenElse(hn::RebindMask(d, hn::MaskFromVec(seen)), s, hn::Set(d, kMinusInfinity));
+        const auto seen = key_seen(hn::Set(di, key_first + k), begin, end);
+        s = hn::IfThenElse(seen, s, hn::Set(d, kMinusInfinity));
       }
       if (kMasked || capped) hn::StoreU(s, d, at);
       maximum = hn::Max(maximum, s);
@@ -161,103 +169,71 @@ inline void exponentiate(float* scores, std::int32_t keys, float scale_log2, con
   }
 }
 
-/// Everything of a forward tile that does not change from key tile to key tile.
-struct ForwardContext {
-  const ForwardTile& tile;
-  const AttentionProblem& problem;
-  ForwardScratch scratch;
-  std::int32_t query_position;
-  ScoreScale scale;
-
-  std::int32_t rows() const { return tile.rows.size(); }
-
-  geometry::Interval panel_rows(std::int32_t panel) const {
-    const std::int32_t begin = tile.rows.begin + panel * kPanel;
-    return {begin, geometry::min_of(begin + kPanel, tile.rows.end)};
-  }
-};
-
-/// Adds the keys `keys` (their K and V already in the scratch, from key `loaded` on) to one panel.
-inline void add_keys_to_panel(const ForwardContext& context, const geometry::IntervalRule& rule,
-                              bool clean_keys, std::int32_t panel, geometry::Interval keys,
-                              std::int32_t loaded) {
-  const AttentionProblem& problem = context.problem;
-  const ForwardScratch& scratch = context.scratch;
-  const geometry::Interval rows = context.panel_rows(panel);
-  const geometry::TileClass tile_class =
-      geometry::classify(rule, context.query_position, rows, keys);
-  if (tile_class == geometry::TileClass::kEmpty) return;
-
-  const std::size_t column = static_cast<std::size_t>(panel) * kPanel;
-  const std::size_t count = static_cast<std::size_t>(keys.size());
-  const std::size_t first = static_cast<std::size_t>(keys.begin - loaded);
-  const std::size_t dim = static_cast<std::size_t>(problem.head_dim);
-  const std::size_t dim_v = static_cast<std::size_t>(problem.head_dim_v);
-  multiply_long(count, kPanel, dim, scratch.k + first * dim, dim, scratch.q_transposed + column,
-                kForwardTileQ, scratch.scores, kPanel);
-  if (tile_class == geometry::TileClass::kFull) {
-    finish_scores<false>(scratch.scores, keys.begin, keys.size(), nullptr, nullptr, context.scale,
-                         scratch.row_max + column, scratch.rescale);
-  } else {
-    finish_scores<true>(scratch.scores, keys.begin, keys.size(), scratch.key_begin + column,
-                        scratch.key_end + column, context.scale, scratch.row_max + column,
-                        scratch.rescale);
-  }
-  const Dropout& dropout = context.tile.dropout;
-  if (dropout.active) {
-    const std::int32_t segment = context.tile.half == geometry::Half::kNoisy
-                                     ? context.tile.view
-                                     : context.tile.sample->mask.num_views;
-    dropout_by_key(dropout_stream(dropout.key, context.tile.sample_index, problem.heads_q,
-                                  context.tile.head, segment, clean_keys),
-                   keys.begin, keys.end, rows.begin, kPanel, scratch.dropout);
-  }
-  exponentiate(scratch.scores, keys.size(), context.scale.scale_log2, scratch.row_max + column,
-               scratch.rescale, scratch.row_sum + column,
-               dropout.active ? scratch.dropout : nullptr, dropout.threshold);
-  multiply<StoredBy::kColumns, Update::kScaleAdd>(
-      dim_v, kPanel, count, scratch.v + first * dim_v, dim_v, scratch.scores, kPanel,
-      scratch.out_transposed + column, kForwardTileQ, scratch.rescale);
+inline std::int64_t first_query_row(const geometry::Sample& sample, geometry::Half half,
+                                    std::int32_t view) {
+  return half == geometry::Half::kNoisy ? sample.noisy.first + view * sample.view_stride
+                                        : sample.clean_q.first;
 }
 
-/// Adds all keys that the tile's rows see in one segment.
-inline void add_segment(const ForwardContext& context, geometry::Half key_half) {
-  const ForwardTile& tile = context.tile;
-  const AttentionProblem& problem = context.problem;
+inline std::int64_t first_key_row(const geometry::Sample& sample, geometry::Half half,
+                                  std::int32_t view) {
+  return half == geometry::Half::kNoisy ? sample.noisy.first + view * sample.view_stride
+                                        : sample.clean_kv.first;
+}
+
+/// Keys that a panel of a query tile meets: their K and V lie in the scratch, from row `first` on.
+struct PanelKeys {
+  std::size_t column;  // of the panel's first row
+  geometry::Interval keys;
+  std::size_t first;
+  bool masked;  // some row does not see some key
+};
+
+/// Loads the keys of one segment that the tile's rows see, a chunk at a time, and calls
+/// visit(PanelKeys) for each panel of rows that meets some of them; the rows' intervals and, with
+/// dropout, the pairs' numbers are in the scratch by then.
+template <typename Visit>
+inline void for_each_panel(const ForwardTile& tile, const ForwardScratch& scratch,
+                           geometry::Half key_half, Visit&& visit) {
+  const AttentionProblem& problem = *tile.problem;
   const geometry::Sample& sample = *tile.sample;
-  const ForwardScratch& scratch = context.scratch;
   const geometry::IntervalRule rule = geometry::rule_between(sample.mask, tile.half, key_half);
-  const geometry::Interval hull = geometry::key_hull(rule, context.query_position, tile.rows);
+  const std::int32_t position = geometry::query_position(sample.mask, tile.half);
+  const geometry::Interval hull = geometry::key_hull(rule, position, tile.rows);
   if (hull.empty()) return;
 
   for (std::int32_t i = 0; i < kForwardTileQ; ++i) {
     const geometry::Interval seen =
-        i < context.rows()
-            ? geometry::row_interval(rule, context.query_position + tile.rows.begin + i)
-            : geometry::Interval{0, 0};
+        i < tile.rows.size() ? geometry::row_interval(rule, position + tile.rows.begin + i)
+                             : geometry::Interval{0, 0};
     scratch.key_begin[i] = seen.begin;
     scratch.key_end[i] = seen.end;
   }
+  const auto panel_rows = [&](std::int32_t panel) -> geometry::Interval {
+    const std::int32_t begin = tile.rows.begin + panel * kPanel;
+    return {begin, geometry::min_of(begin + kPanel, tile.rows.end)};
+  };
   geometry::Interval panel_hulls[kForwardTileQ / kPanel];
-  const std::int32_t panels = geometry::ceil_div(context.rows(), static_cast<std::int32_t>(kPanel));
+  const std::int32_t panels =
+      geometry::ceil_div(tile.rows.size(), static_cast<std::int32_t>(kPanel));
   for (std::int32_t p = 0; p < panels; ++p) {
-    panel_hulls[p] = geometry::key_hull(rule, context.query_position, context.panel_rows(p));
+    panel_hulls[p] = geometry::key_hull(rule, position, panel_rows(p));
   }
 
-  const bool clean_keys = key_half == geometry::Half::kClean;
-  const std::int64_t first_row =
-      clean_keys ? sample.clean_kv.first : sample.noisy.first + tile.view * sample.view_stride;
-  const std::int64_t head_kv = tile.head / problem.group();
   const HalfTensors& tensors = problem.half(key_half);
+  const std::int64_t first_row = first_key_row(sample, key_half, tile.view);
+  const std::int64_t head_kv = tile.head / problem.group();
   const RowSpan k_rows{tensors.k, problem.dtype, sample.batch_index, first_row, head_kv};
   const RowSpan v_rows{tensors.v, problem.dtype, sample.batch_index, first_row, head_kv};
   const std::size_t dim = static_cast<std::size_t>(problem.head_dim);
   const std::size_t dim_v = static_cast<std::size_t>(problem.head_dim_v);
+  const std::int32_t segment =
+      tile.half == geometry::Half::kNoisy ? tile.view : sample.mask.num_views;
 
   for (std::int32_t k = hull.begin; k < hull.end; k += kForwardTileKv) {
     const geometry::Interval chunk{k, geometry::min_of(k + kForwardTileKv, hull.end)};
-    if (rule.table != nullptr && geometry::classify(rule, context.query_position, tile.rows,
-                                                    chunk) == geometry::TileClass::kEmpty) {
+    if (rule.table != nullptr &&
+        geometry::classify(rule, position, tile.rows, chunk) == geometry::TileClass::kEmpty) {
       continue;
     }
     const std::size_t count = static_cast<std::size_t>(chunk.size());
@@ -266,9 +242,56 @@ inline void add_segment(const ForwardContext& context, geometry::Half key_half) 
     for (std::int32_t p = 0; p < panels; ++p) {
       const geometry::Interval keys{geometry::max_of(chunk.begin, panel_hulls[p].begin),
                                     geometry::min_of(chunk.end, panel_hulls[p].end)};
-      if (!keys.empty()) add_keys_to_panel(context, rule, clean_keys, p, keys, k);
+      const geometry::Interval rows = panel_rows(p);
+      const geometry::TileClass tile_class = geometry::classify(rule, position, rows, keys);
+      if (tile_class == geometry::TileClass::kEmpty) continue;
+      if (tile.dropout.active) {
+        dropout_by_key(dropout_stream(tile.dropout.key, tile.sample_index, problem.heads_q,
+                                      tile.head, segment, key_half == geometry::Half::kClean),
+                       keys.begin, keys.end, rows.begin, kPanel, scratch.dropout);
+      }
+      visit(PanelKeys{static_cast<std::size_t>(p) * kPanel, keys,
+                      static_cast<std::size_t>(keys.begin - k),
+                      tile_class != geometry::TileClass::kFull});
     }
   }
+}
+
+/// Rows of a query tile times `factor`, transposed, zeros past the last; `staging` holds them
+/// first.
+inline void load_transposed(const RowSpan& span, geometry::Interval rows, std::size_t columns,
+                            float factor, float* staging, float* to) {
+  for (std::int32_t i = 0; i < kForwardTileQ; ++i) {
+    float* const row = staging + static_cast<std::size_t>(i) * columns;
+    if (i < rows.size()) {
+      load_row(span.at(rows.begin + i), span.dtype, columns, factor, row);
+    } else {
+      for (std::size_t c = 0; c < columns; ++c) row[c] = 0.0f;
+    }
+  }
+  transpose(staging, columns, kForwardTileQ, columns, to, kForwardTileQ);
+}
+
+/// Adds all keys that the tile's rows see in one segment.
+inline void add_segment(const ForwardTile& tile, const ForwardScratch& scratch,
+                        const ScoreScale& scale, geometry::Half key_half) {
+  const std::size_t dim = static_cast<std::size_t>(tile.problem->head_dim);
+  const std::size_t dim_v = static_cast<std::size_t>(tile.problem->head_dim_v);
+  for_each_panel(tile, scratch, key_half, [&](const PanelKeys& at) {
+    const std::size_t count = static_cast<std::size_t>(at.keys.size());
+    multiply_long(count, kPanel, dim, scratch.k + at.first * dim, dim,
+                  scratch.q_transposed + at.column, kForwardTileQ, scratch.scores, kPanel);
+    (at.masked ? finish_scores<true>
+               : finish_scores<false>)(scratch.scores, at.keys.begin, at.keys.size(),
+                                       scratch.key_begin + at.column, scratch.key_end + at.column,
+                                       scale, scratch.row_max + at.column, scratch.rescale);
+    exponentiate(scratch.scores, at.keys.size(), scale.scale_log2, scratch.row_max + at.column,
+                 scratch.rescale, scratch.row_sum + at.column,
+                 tile.dropout.active ? scratch.dropout : nullptr, tile.dropout.threshold);
+    multiply<StoredBy::kColumns, Update::kScaleAdd>(
+        dim_v, kPanel, count, scratch.v + at.first * dim_v, dim_v, scratch.scores, kPanel,
+        scratch.out_transposed + at.column, kForwardTileQ, scratch.rescale);
+  });
 }
 
 inline void forward_tile(const ForwardTile& tile, float* scratch_memory) {
@@ -276,35 +299,24 @@ inline void forward_tile(const ForwardTile& tile, float* scratch_memory) {
   const geometry::Sample& sample = *tile.sample;
   const std::size_t dim = static_cast<std::size_t>(problem.head_dim);
   const std::size_t dim_v = static_cast<std::size_t>(problem.head_dim_v);
-  const ForwardContext context{
-      tile, problem, ForwardScratch(scratch_memory, problem.head_dim, problem.head_dim_v),
-      geometry::query_position(sample.mask, tile.half), score_scale(problem)};
-  const ForwardScratch& scratch = context.scratch;
+  const ForwardScratch scratch(scratch_memory, problem.head_dim, problem.head_dim_v);
+  const ScoreScale scale = score_scale(problem);
   const HalfTensors& tensors = problem.half(tile.half);
-  const std::int64_t first_row = tile.half == geometry::Half::kNoisy
-                                     ? sample.noisy.first + tile.view * sample.view_stride
-                                     : sample.clean_q.first;
-  const std::size_t rows = static_cast<std::size_t>(context.rows());
+  const std::int64_t first_row = first_query_row(sample, tile.half, tile.view);
+  const std::size_t rows = static_cast<std::size_t>(tile.rows.size());
 
-  const RowSpan q_rows{tensors.q, problem.dtype, sample.batch_index, first_row, tile.head};
-  for (std::size_t i = 0; i < static_cast<std::size_t>(kForwardTileQ); ++i) {
-    float* row = scratch.k + i * dim;
-    if (i < rows) {
-      load_row(q_rows.at(tile.rows.begin + static_cast<std::int64_t>(i)), problem.dtype, dim,
-               context.scale.q_factor, row);
-    } else {
-      for (std::size_t c = 0; c < dim; ++c) row[c] = 0.0f;
-    }
-  }
-  transpose(scratch.k, dim, kForwardTileQ, dim, scratch.q_transposed, kForwardTileQ);
+  load_transposed({tensors.q, problem.dtype, sample.batch_index, first_row, tile.head}, tile.rows,
+                  dim, scale.q_factor, scratch.k, scratch.q_transposed);
   for (std::size_t i = 0; i < dim_v * kForwardTileQ; ++i) scratch.out_transposed[i] = 0.0f;
   for (int i = 0; i < kForwardTileQ; ++i) {
     scratch.row_max[i] = kMinusInfinity;
     scratch.row_sum[i] = 0.0f;
   }
 
-  add_segment(context, geometry::Half::kClean);
-  if (tile.half == geometry::Half::kNoisy) add_segment(context, geometry::Half::kNoisy);
+  add_segment(tile, scratch, scale, geometry::Half::kClean);
+  if (tile.half == geometry::Half::kNoisy) {
+    add_segment(tile, scratch, scale, geometry::Half::kNoisy);
+  }
 
   transpose(scratch.out_transposed, kForwardTileQ, dim_v, kForwardTileQ, scratch.k, dim_v);
   const RowSpan out_rows{tensors.out, problem.dtype, sample.batch_index, first_row, tile.head};
@@ -315,7 +327,7 @@ inline void forward_tile(const ForwardTile& tile, float* scratch_memory) {
     const float factor = sees_nothing ? 0.0f : tile.dropout.keep_scale / sum;
     store_row(scratch.k + i * dim_v, dim_v, factor, problem.dtype, out_rows.mutable_at(row));
     if (tensors.lse.data != nullptr) {
-      const double maximum = double{scratch.row_max[i]} * context.scale.scale_log2;
+      const double maximum = double{scratch.row_max[i]} * scale.scale_log2;
       *tensors.lse.at(sample.batch_index, tile.head, first_row + row) =
           sees_nothing ? kMinusInfinity
                        : static_cast<float>(maximum * kLn2 + std::log(double{sum}));

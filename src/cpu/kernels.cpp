@@ -16,7 +16,7 @@
 // clang-format off: foreach_target.h comes first
 #include "cpu/backward-inl.hpp"
 #include "cpu/forward-inl.hpp"
-#include "cpu/normalise-inl.hpp"
+#include "cpu/row_values-inl.hpp"
 #include "hwy/highway.h"
 // clang-format on
 
@@ -30,9 +30,8 @@ inline const Kernels& table() {
       forward_scratch_floats,
       forward_tile,
       backward_scratch_floats,
+      row_values_scratch_floats,
       row_values,
-      normalise_scratch_floats,
-      normalise_tile,
       backward_part,
       store_dq,
   };

@@ -50,7 +50,7 @@ struct ForwardTile {
 /// to.
 struct BackwardRowValues {
   RowValues lse_log2;    // log-sum-exp in units of log 2
-  RowValues lse_factor;  // exp2 of what its rounding took away
+  RowValues lse_factor;  // what P of that is to be multiplied with
   RowValues delta;       // sum over the value dim of dout * out
 };
 
@@ -85,16 +85,6 @@ struct BackwardPart {
   geometry::Interval key_rows;
 };
 
-/// Rows whose lse_log2 and delta are to be computed.
-struct RowValuesPart {
-  const AttentionProblem* problem;
-  const geometry::Sample* sample;
-  const BackwardBuffers* buffers;
-  geometry::Half half;
-  std::int32_t view;
-  std::int32_t head;
-};
-
 /// Rows that belong to no valid token.
 struct FillPart {
   geometry::Half half;
@@ -111,14 +101,12 @@ struct Kernels {
   void (*forward_tile)(const ForwardTile& tile, float* scratch);
 
   std::size_t (*backward_scratch_floats)(int head_dim, int head_dim_v);
-  void (*row_values)(const RowValuesPart& part, float* scratch);
-  std::size_t (*normalise_scratch_floats)(int head_dim, int head_dim_v);
-  /// Mends the row values of a query tile from its scores.
-  void (*normalise_tile)(const ForwardTile& tile, const BackwardBuffers& buffers, float* scratch);
+  std::size_t (*row_values_scratch_floats)(int head_dim, int head_dim_v);
+  /// The row values of a query tile.
+  void (*row_values)(const ForwardTile& tile, const BackwardBuffers& buffers, float* scratch);
   void (*backward_part)(const BackwardPart& part, float* scratch);
-  /// Rounds dq's sums, times the softmax scale, to the dtype of dq; all rows of one segment and
-  /// head.
-  void (*store_dq)(const RowValuesPart& part);
+  /// Rounds dq's sums, times the softmax scale, to the dtype of dq.
+  void (*store_dq)(const ForwardTile& tile, const BackwardBuffers& buffers);
 };
 
 /// The best of the compiled instruction sets that this processor has.
