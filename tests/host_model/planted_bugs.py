@@ -30,6 +30,7 @@ WALK = "cuda/attention/backward_walk.cuh"
 ROWS = "cuda/attention/backward_rows.cuh"
 SUMS = "cuda/attention/query_sums.hpp"
 COPY = "cuda/tile/copy.cuh"
+MULTIPLY = "cuda/tile/multiply.cuh"
 SOFTMAX = "cuda/tile/softmax.cuh"
 DROPOUT = "cuda/tile/dropout.cuh"
 MASK = "geometry/mask.hpp"
@@ -203,8 +204,8 @@ BUGS = [
     forward(
         "V without .trans",
         FORWARD,
-        "ptx::ldmatrix_x4<true>(b, v",
-        "ptx::ldmatrix_x4(b, v",
+        "multiply_step<C.element, true>(state.o",
+        "multiply_step<C.element, false>(state.o",
     ),
     forward(
         "matrices of K swapped",
@@ -299,8 +300,8 @@ BUGS = [
     backward(
         "by key: next tile requested before barrier B",
         BACKWARD,
-        "ptx::bar_sync(0, C.threads());  // B if constexpr (C.stages == 1) request_next();",
-        "if constexpr (C.stages == 1) request_next(); ptx::bar_sync(0, C.threads());",
+        "ptx::bar_sync(0, C.threads());  // B request_next();",
+        "request_next(); ptx::bar_sync(0, C.threads());",
         quick=True,
     ),
     backward(
@@ -320,14 +321,14 @@ BUGS = [
     backward(
         "by key: second half of the rows masked as the first",
         BACKWARD,
-        "(first + here().lane() % 4 * 2) * 8; const int key",
-        "(stage * C.tile_q + here().lane() % 4 * 2) * 8; const int key",
+        "first * 8; const int key",
+        "(first - row) * 8; const int key",
     ),
     backward(
         "by key: pieces of P and dS in the wrong order",
-        SCORES,
-        "a[m][2 * step][1], a[m][2 * step + 1][0]",
-        "a[m][2 * step + 1][0], a[m][2 * step][1]",
+        MULTIPLY,
+        "a[m][2 * step + i / 2][i % 2]",
+        "a[m][2 * step + i % 2][i / 2]",
     ),
     backward(
         "partial tile taken for full",
@@ -363,7 +364,7 @@ BUGS = [
     backward("dK not scaled", BACKWARD, "grad_dim(), p.softmax_scale)", "grad_dim(), 1.0f)"),
     backward(
         "P and dS without .trans",
-        SCORES,
+        MULTIPLY,
         "ptx::ldmatrix_x4<true>(ra[m], a",
         "ptx::ldmatrix_x4(ra[m], a",
     ),

@@ -1,4 +1,4 @@
-// A warp's products of the backward pass, and what turns S and dP into P and dS.
+// What turns S and dP into P and dS.
 #pragma once
 
 #include "cuda/attention/backward_config.hpp"
@@ -7,93 +7,6 @@
 #include "cuda/tile/softmax.cuh"
 
 namespace stepwell::cuda {
-
-/// A lane's address offset in a tile of rows of `bytes` for ldmatrix: 16 rows and two pieces of 8
-/// columns, rows first or (of A transposed, of B with the inner dimension contiguous) columns
-/// first.
-__device__ __forceinline__ u32 rows_first(int lane, int bytes) {
-  return lane % 16 * bytes + lane / 16 * 16;
-}
-__device__ __forceinline__ u32 columns_first(int lane, int bytes) {
-  return (lane / 16 * 8 + lane % 8) * bytes + lane / 8 % 2 * 16;
-}
-
-/// c[m][n] += A B^T for a warp: A rows at `a` (row-major, k contiguous), B rows at `b` (k
-/// contiguous); `a` with the lane's rows_first, `b` with its columns_first. kUnrolled steps are
-/// straight code: the more, the more registers the compiler fills with loads that are early.
-template <Element kElement, int kAtoms, int kPieces, int kSteps, int kUnrolled>
-__device__ __forceinline__ void multiply_rows(float (&c)[kAtoms][kPieces * 2][4], u32 a,
-                                              int a_bytes, u32 b, int b_bytes) {
-#pragma unroll kUnrolled
-  for (int step = 0; step < kSteps; ++step) {
-    u32 ra[kAtoms][4];
-#pragma unroll
-    for (int m = 0; m < kAtoms; ++m) ptx::ldmatrix_x4(ra[m], a + m * 16 * a_bytes + step * 32);
-#pragma unroll
-    for (int n = 0; n < kPieces; ++n) {
-      u32 rb[4];
-      ptx::ldmatrix_x4(rb, b + n * 16 * b_bytes + step * 32);
-#pragma unroll
-      for (int m = 0; m < kAtoms; ++m) {
-        ptx::mma_m16n8k16<kElement>(c[m][2 * n], ra[m], {rb[0], rb[1]});
-        ptx::mma_m16n8k16<kElement>(c[m][2 * n + 1], ra[m], {rb[2], rb[3]});
-      }
-    }
-  }
-}
-
-/// c[m][n] += A B over kSteps * 16 of the inner dimension: B [inner][columns] row-major at `b`; A
-/// either [rows][inner] row-major, or [inner][rows] (kTransposedA). `a` and `b` with the lane's
-/// rows_first, `a` transposed with its columns_first.
-template <Element kElement, int kAtoms, int kPieces, int kSteps, bool kTransposedA>
-__device__ __forceinline__ void multiply_columns(float (&c)[kAtoms][kPieces * 2][4], u32 a,
-                                                 int a_bytes, u32 b, int b_bytes) {
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    u32 ra[kAtoms][4];
-#pragma unroll
-    for (int m = 0; m < kAtoms; ++m) {
-      if constexpr (kTransposedA) {
-        ptx::ldmatrix_x4<true>(ra[m], a + step * 16 * a_bytes + m * 32);
-      } else {
-        ptx::ldmatrix_x4(ra[m], a + m * 16 * a_bytes + step * 32);
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < kPieces; ++n) {
-      u32 rb[4];
-      ptx::ldmatrix_x4<true>(rb, b + step * 16 * b_bytes + n * 32);
-#pragma unroll
-      for (int m = 0; m < kAtoms; ++m) {
-        ptx::mma_m16n8k16<kElement>(c[m][2 * n], ra[m], {rb[0], rb[1]});
-        ptx::mma_m16n8k16<kElement>(c[m][2 * n + 1], ra[m], {rb[2], rb[3]});
-      }
-    }
-  }
-}
-
-/// c[m][n] += A B over kSteps * 16 of the inner dimension, A the pairs of accumulators
-/// [rows][inner] and B as in multiply_columns.
-template <Element kElement, int kAtoms, int kPieces, int kSteps>
-__device__ __forceinline__ void multiply_pairs(float (&c)[kAtoms][kPieces * 2][4],
-                                               const u32 (&a)[kAtoms][kSteps * 2][2], u32 b,
-                                               int b_bytes) {
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-    for (int n = 0; n < kPieces; ++n) {
-      u32 rb[4];
-      ptx::ldmatrix_x4<true>(rb, b + step * 16 * b_bytes + n * 32);
-#pragma unroll
-      for (int m = 0; m < kAtoms; ++m) {
-        const u32 ra[4] = {a[m][2 * step][0], a[m][2 * step][1], a[m][2 * step + 1][0],
-                           a[m][2 * step + 1][1]};
-        ptx::mma_m16n8k16<kElement>(c[m][2 * n], ra, {rb[0], rb[1]});
-        ptx::mma_m16n8k16<kElement>(c[m][2 * n + 1], ra, {rb[2], rb[3]});
-      }
-    }
-  }
-}
 
 /// A number as a type.
 template <auto kValue>

@@ -12,10 +12,9 @@
 //
 // Two ways to divide the products among the warps:
 //   by tile  each product in its own way; P and dS go through shared memory
-//   by key   each warp has keys of its own and computes S^T for them: P and dS go on from
-//   registers,
-//            only dQ gets dS through shared memory. Takes dK and dV of 32 keys in a warp's
-//            registers: up to head dim 64
+//   by key   each warp has keys of its own and computes S^T for them: P and dS go on from its
+//            registers, only dQ gets dS through shared memory. Takes dK and dV of 32 keys in a
+//            warp's registers: up to head dim 64, without dropout; one stage
 //
 // Barriers of a query tile (all threads, bar 0):
 //   A  Q, dO, row values and intervals are here; everybody is done with the last P and dS
@@ -35,6 +34,7 @@
 #include "cuda/ptx/sm80.cuh"
 #include "cuda/tile/copy.cuh"
 #include "cuda/tile/dropout.cuh"
+#include "cuda/tile/multiply.cuh"
 #include "geometry/tiles.hpp"
 
 namespace stepwell::cuda {
@@ -126,9 +126,9 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   i32 next_tile = 0;
   i32 next_end = 0;
   u32 next_slot = shared + kPlan.runs + warp * (2 * kRunBytes);
+  const auto left = [&] { return next_tile < next_end; };
   // Goes on to a tile at or after next_tile, in this run or a later one; at the end none is left. A
   // later one takes the slot that the tile at hand leaves free.
-  const auto left = [&] { return next_tile < next_end; };
   const auto find = [&] {
     if (left()) return;
     KeyTileWalk walk;
@@ -178,7 +178,8 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     if (!next_full && thread < C.tile_q) {
       const u32 walk_at =
           shared + kPlan.walks + ptx::ld_shared_u32(next_slot + kRunHalf) * kWalkBytes;
-      const i32 first_key = static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.walk + 8));
+      const i32 first_key =
+          static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.walk + kWalkFirstKey));
       QueryWalk walk;
       ptx::ld_shared_object(walk_at, walk);
       Interval seen{0, 0};
@@ -240,13 +241,14 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     const u32 dout_at = stage * kDoutStageBytes;
 
     const auto first_key = [&] {  // of the key tile
-      return static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.walk + 8));
+      return static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.walk + kWalkFirstKey));
     };
     const auto dropout_of = [&](int row) {
       DropoutTile dropout =
           dropout_tile(p.dropout, static_cast<int>(ptx::ld_shared_u32(run + kRunSampleHead)),
                        static_cast<int>(ptx::ld_shared_u32(run + kRunSegment)), first_row + row);
-      dropout.clean_keys = static_cast<int>(ptx::ld_shared_u32(shared + kPlan.walk + 12));
+      dropout.clean_keys =
+          static_cast<int>(ptx::ld_shared_u32(shared + kPlan.walk + kWalkCleanKeys));
       return dropout;
     };
     const auto request_next = [&] {
@@ -303,19 +305,18 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       }
     };
     if constexpr (C.by_key()) {
-      if constexpr (C.stages == 2) request_next();
+      static_assert(C.stages == 1 && !C.dropout);
       const auto add_rows = [&](int row, auto masked) {
         constexpr bool kMasked = decltype(masked)::value;
         constexpr int kTiles = 4;  // 32 rows
-        static_assert(!C.dropout);
         const ScoreParams score{p.scale_log2, p.softcap_scale, p.dropout.keep_scale};
-        const int first = stage * C.tile_q + row;
-        const u32 bounds = shared + kPlan.row_bounds + (first + here().lane() % 4 * 2) * 8;
+        const int first = stage * C.tile_q + row + here().lane() % 4 * 2;
+        const u32 bounds = shared + kPlan.row_bounds + first * 8;
         const int key = here().score_key() + here().lane() / 4;
         float s[kKeyAtoms][kTiles][4] = {};
         multiply_rows<C.element, kKeyAtoms, kTiles / 2, C.head_dim / 16, kUnrolled>(
             s, again().s_k(), kDimBytes, here().s_q() + q_at + row * kDimBytes, kDimBytes);
-        const u32 values = shared + kPlan.row_values + (first + here().lane() % 4 * 2) * 8;
+        const u32 values = shared + kPlan.row_values + first * 8;
         float lse[kTiles][2];
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
@@ -381,7 +382,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         }
       }
       ptx::bar_sync(0, C.threads());  // B
-      if constexpr (C.stages == 1) request_next();
+      request_next();
       see_pieces();
       add_dq();
     } else {
@@ -510,7 +511,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   ptx::cp_async_wait_group<0>();
   ptx::bar_sync(0, C.threads());  // K and V are not needed any more: their place takes dK and dV
 
-  const auto store = [&](auto& sums, int pieces, u32 to, int row_bytes, int dim, float scale) {
+  const auto store = [&](auto& sums, u32 to, int row_bytes, int dim, float scale) {
 #pragma unroll
     for (int m = 0; m < kKeyAtoms; ++m) {
 #pragma unroll
@@ -524,10 +525,9 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         }
       }
     }
-    static_cast<void>(pieces);
   };
-  store(dk, kDimPieces, shared + kPlan.k, kDimBytes, here().grad_dim(), p.softmax_scale);
-  store(dv, kDimVPieces, shared + kPlan.v, kDimVBytes, here().grad_dim_v(), 1.0f);
+  store(dk, shared + kPlan.k, kDimBytes, here().grad_dim(), p.softmax_scale);
+  store(dv, shared + kPlan.v, kDimVBytes, here().grad_dim_v(), 1.0f);
   ptx::bar_sync(0, C.threads());
   const KeyTile tile = locate_key_tile<C>(
       p, tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index_again<0>())));

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "cuda/attention/backward_config.hpp"
-#include "cuda/attention/backward_scores.cuh"
 #include "cuda/attention/grid.cuh"
 #include "cuda/attention/params.hpp"
 #include "cuda/ptx/sm80.cuh"
+#include "cuda/tile/multiply.cuh"
 #include "geometry/tiles.hpp"
 
 namespace stepwell::cuda {
@@ -82,6 +82,9 @@ struct KeyTileWalk {
   i32 first_key;
   i32 clean_keys;  // 1 or 0
 };
+
+inline constexpr u32 kWalkFirstKey = 8;
+inline constexpr u32 kWalkCleanKeys = 12;
 
 /// A thread's place in the products of a tile, and where its operands lie in shared memory.
 template <BackwardConfig C>

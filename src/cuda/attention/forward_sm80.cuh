@@ -24,6 +24,7 @@
 #include "cuda/ptx/sm80.cuh"
 #include "cuda/tile/copy.cuh"
 #include "cuda/tile/dropout.cuh"
+#include "cuda/tile/multiply.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "geometry/tiles.hpp"
 
@@ -55,22 +56,8 @@ __device__ __forceinline__ void forward_step(const ForwardParams& p, ForwardStat
   k += (piece * 16 + lane / 16 * 8 + lane % 8) * kKRowBytes + lane / 8 % 2 * 16;
 
   float s[kAtoms][kPieces * 2][4] = {};
-#pragma unroll
-  for (int step = 0; step < C.head_dim / 16; ++step) {
-    u32 a[kAtoms][4];
-#pragma unroll
-    for (int m = 0; m < kAtoms; ++m) ptx::ldmatrix_x4(a[m], q + m * 16 * kKRowBytes + step * 32);
-#pragma unroll
-    for (int n = 0; n < kPieces; ++n) {
-      u32 b[4];
-      ptx::ldmatrix_x4(b, k + n * 16 * kKRowBytes + step * 32);
-#pragma unroll
-      for (int m = 0; m < kAtoms; ++m) {
-        ptx::mma_m16n8k16<C.element>(s[m][2 * n], a[m], {b[0], b[1]});
-        ptx::mma_m16n8k16<C.element>(s[m][2 * n + 1], a[m], {b[2], b[3]});
-      }
-    }
-  }
+  multiply_rows<C.element, kAtoms, kPieces, C.head_dim / 16, C.head_dim / 16>(s, q, kKRowBytes, k,
+                                                                              kKRowBytes);
   if constexpr (C.softcap) {
 #pragma unroll
     for (int m = 0; m < kAtoms; ++m) cap_scores(s[m], p.softcap_scale);
@@ -118,16 +105,7 @@ __device__ __forceinline__ void forward_step(const ForwardParams& p, ForwardStat
                                              s[m][2 * n + j / 2][j % 2 * 2 + 1]);
       }
     }
-#pragma unroll
-    for (int d = 0; d < C.head_dim_v / 16; ++d) {
-      u32 b[4];
-      ptx::ldmatrix_x4<true>(b, v + n * 16 * kVRowBytes + d * 32);
-#pragma unroll
-      for (int m = 0; m < kAtoms; ++m) {
-        ptx::mma_m16n8k16<C.element>(state.o[m][2 * d], a[m], {b[0], b[1]});
-        ptx::mma_m16n8k16<C.element>(state.o[m][2 * d + 1], a[m], {b[2], b[3]});
-      }
-    }
+    multiply_step<C.element, true>(state.o, a, v + n * 16 * kVRowBytes, 32);
   }
 }
 
