@@ -535,10 +535,10 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   const i64 row = tile.first_row + tile.keys.begin;
   write_tile<C.tile_kv, C.head_dim, C.threads()>(
       head_rows(p.dk[kh], tile.sample.batch_index, row, tile.head_kv), p.dk[kh].row_stride,
-      shared + kPlan.k, tile.keys.size(), p.head_dim);
+      shared + kPlan.k, tile.keys.size(), p.head_dim, thread);
   write_tile<C.tile_kv, C.head_dim_v, C.threads()>(
       head_rows(p.dv[kh], tile.sample.batch_index, row, tile.head_kv), p.dv[kh].row_stride,
-      shared + kPlan.v, tile.keys.size(), p.head_dim_v);
+      shared + kPlan.v, tile.keys.size(), p.head_dim_v, thread);
 }
 
 }  // namespace stepwell::cuda

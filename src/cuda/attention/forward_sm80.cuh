@@ -38,9 +38,8 @@ struct ForwardState {
 };
 
 /// One warp's part of a key tile: kPieces times 16 keys, from `piece` on. `k` and `v` are the
-/// tiles' shared addresses, `bounds` that of the warp's row intervals; `ready` waits for V where it
-/// may still be on its way.
-template <ForwardConfig C, int kPieces, bool kMasked>
+/// tiles' shared addresses, `bounds` that of the warp's row intervals, which count if kMasked.
+template <ForwardConfig C, int kPieces, bool kMasked, bool kExact>
 __device__ __forceinline__ void forward_step(const ForwardParams& p, ForwardState<C>& state, u32 q,
                                              u32 k, u32 v, int piece, u32 bounds, i32 first_key,
                                              const DropoutTile& dropout) {
@@ -77,15 +76,20 @@ __device__ __forceinline__ void forward_step(const ForwardParams& p, ForwardStat
   }
 #pragma unroll
   for (int m = 0; m < kAtoms; ++m) {
-    float rescale[2];
-    // Narrow outputs are rescaled each time: 64 multiplications cost less than a branch between
-    // products.
-    if (softmax_step<C.head_dim_v >= 96>(s[m], state.rows[m], p.scale_log2, rescale)) {
+    const auto rescale_output = [&](const float(&factors)[2]) {
 #pragma unroll
       for (int i = 0; i < C.head_dim_v / 8; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) state.o[m][i][j] *= rescale[j / 2];
+        for (int j = 0; j < 4; ++j) state.o[m][i][j] *= factors[j / 2];
       }
+    };
+    if constexpr (kExact) {
+      softmax_exact(s[m], state.rows[m], p.scale_log2, rescale_output);
+    } else {
+      float rescale[2];
+      const bool moved = softmax_references(s[m], state.rows[m], p.scale_log2, rescale);
+      softmax_terms(s[m], state.rows[m], p.scale_log2);
+      if (moved) rescale_output(rescale);  // last: exponentials go with the next rows' products
     }
     if constexpr (C.dropout) {
       for_each_dropped<kPieces * 2>(dropout, m * 16, first,
@@ -165,73 +169,22 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
       q_rows.row_stride, rows.begin, rows.end, p.head_dim);
   ptx::cp_async_commit_group();
 
-  // ---- what the tile sees of its own view (phase 0) and of the clean keys (phase 1): lanes 0 and
-  // 1 of every warp work it out, warp 0 keeps it in shared memory, since registers are short
-  Interval tiles{0, 0};
-  i32 keys = 0;
-  const u16* k_rows = nullptr;  // key 0
-  const u16* v_rows = nullptr;
-  if (lane < 2) {
-    const bool own = lane == 0;
-    const Half key_half = own ? Half::kNoisy : Half::kClean;
-    if (!own || half == Half::kNoisy) {
-      const geometry::IntervalRule rule = geometry::rule_between(sample.mask, half, key_half);
-      tiles = geometry::covering_tiles(geometry::key_hull(rule, position, rows), C.tile_kv);
-      keys = rule.key_len;
-    }
-    const i64 row0 = own ? first_row : sample.clean_kv.first;
-    k_rows = p.k[lane].data + sample.batch_index * p.k[lane].batch_stride +
-             row0 * p.k[lane].row_stride + item.head_kv * p.k[lane].head_stride;
-    v_rows = p.v[lane].data + sample.batch_index * p.v[lane].batch_stride +
-             row0 * p.v[lane].row_stride + item.head_kv * p.v[lane].head_stride;
-    if (warp == 0) {
-      // Bounds that grow by whole blocks (windows) and tables leave gaps.
-      const bool gaps =
-          !own && (sample.mask.block_ranges != nullptr || sample.mask.clean_window > 0);
-      const u32 at = shared + kPlan.phases + lane * 32;
-      ptx::st_shared_v4(at, {static_cast<u32>(tiles.begin), static_cast<u32>(tiles.end - 1),
-                             static_cast<u32>(keys), gaps ? 1u : 0u});
-      ptx::st_shared_pointers(at + 16, k_rows, v_rows);
-    } else if (warp == 1 && lane == 0) {
-      const HalfRows& out = p.out[h];
-      const FloatRows& lse = p.lse[h];
-      const i64 row = first_row + rows.begin;
-      ptx::st_shared_pointers(shared + kPlan.results,
-                              out.data + sample.batch_index * out.batch_stride +
-                                  row * out.row_stride + head * out.head_stride,
-                              lse.data == nullptr
-                                  ? nullptr
-                                  : lse.data + sample.batch_index * lse.batch_stride +
-                                        head * lse.head_stride + row * lse.row_stride);
-    }
-  }
-  // The first tile is requested before the rest is known; with gaps it may turn out empty.
-  int phase = half == Half::kNoisy && ptx::shfl_idx_u32(tiles.empty() ? 0 : 1, 0) != 0 ? 0 : 1;
-  i32 tile = static_cast<i32>(ptx::shfl_idx_u32(static_cast<u32>(tiles.end), phase)) - 1;
-  bool more = ptx::shfl_idx_u32(tiles.empty() ? 0 : 1, phase) != 0;
-  if (more) {
-    keys = static_cast<i32>(ptx::shfl_idx_u32(static_cast<u32>(keys), phase));
-    request_tile<C.tile_kv, C.head_dim, C.threads()>(
-        shared + kPlan.k, ptx::shfl_idx_pointer(k_rows, phase), p.k[phase].row_stride,
-        tile * C.tile_kv, keys, p.head_dim);
-    request_tile<C.tile_kv, C.head_dim_v, C.threads()>(
-        shared + kPlan.v, ptx::shfl_idx_pointer(v_rows, phase), p.v[phase].row_stride,
-        tile * C.tile_kv, keys, p.head_dim_v);
-  }
-  ptx::cp_async_commit_group();
-
-  for (int each = half == Half::kNoisy ? 0 : 1; each < 2; ++each) {
-    const geometry::IntervalRule rule =
-        geometry::rule_between(sample.mask, half, each == 0 ? Half::kNoisy : Half::kClean);
-    const i32 row =
-        rows.begin + warp * C.rows_per_warp + lane;  // lane i looks at row i of its warp
+  // ---- what each row sees of its own view (phase 0) and of the clean keys (phase 1): lane i of a
+  // warp looks at row i of its warp
+  const int warp_row = warp * C.rows_per_warp;
+#pragma unroll
+  for (int each = 0; each < 2; ++each) {
+    const i32 row = rows.begin + warp_row + lane;
     const bool valid = lane < C.rows_per_warp && row < rows.end;
     Interval seen{0, 0};
-    if (valid) seen = geometry::row_interval(rule, position + row);
+    if (valid && (each == 1 || half == Half::kNoisy)) {
+      const Half keys = each == 0 ? Half::kNoisy : Half::kClean;
+      seen =
+          geometry::row_interval(geometry::rule_between(sample.mask, half, keys), position + row);
+    }
     if (lane < C.rows_per_warp) {
-      ptx::st_shared_v2(
-          shared + kPlan.row_bounds + (each * C.tile_q() + warp * C.rows_per_warp + lane) * 8,
-          seen.begin, seen.end);
+      ptx::st_shared_v2(shared + kPlan.row_bounds + (each * C.tile_q() + warp_row + lane) * 8,
+                        seen.begin, seen.end);
     }
     const bool counts = valid && !seen.empty();
     const i32 any_begin = ptx::redux_min_s32(counts ? seen.begin : geometry::kMaxLength);
@@ -245,10 +198,57 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
                          static_cast<u32>(all_begin), static_cast<u32>(all_end)});
     }
   }
+  if (lane == 0) ptx::st_shared_u32(shared + kPlan.lost + warp * 4, 0);
+  // What the walk needs from time to time lies in shared memory, since registers are short.
+  if (warp == 0 && lane < 2) {
+    const bool own = lane == 0;
+    // Bounds that grow by whole blocks (windows) and tables leave gaps.
+    const bool gaps = !own && (sample.mask.block_ranges != nullptr || sample.mask.clean_window > 0);
+    const HalfRows& k = p.k[lane];
+    const HalfRows& v = p.v[lane];
+    const i64 row = own ? first_row : sample.clean_kv.first;
+    const u32 at = shared + kPlan.phases + lane * 32;
+    ptx::st_shared_v2(at + 8, geometry::key_len(sample.mask, own ? Half::kNoisy : Half::kClean),
+                      gaps ? 1 : 0);
+    ptx::st_shared_pointers(at + 16,
+                            k.data + sample.batch_index * k.batch_stride + row * k.row_stride +
+                                item.head_kv * k.head_stride,
+                            v.data + sample.batch_index * v.batch_stride + row * v.row_stride +
+                                item.head_kv * v.head_stride);
+  } else if (warp == 1 && lane == 0) {
+    const HalfRows& out = p.out[h];
+    const FloatRows& lse = p.lse[h];
+    const i64 row = first_row + rows.begin;
+    ptx::st_shared_pointers(shared + kPlan.results,
+                            out.data + sample.batch_index * out.batch_stride +
+                                row * out.row_stride + head * out.head_stride,
+                            lse.data == nullptr ? nullptr : lse.at(sample.batch_index, head, row));
+    ptx::st_shared_v2(shared + kPlan.results + 16, rows.size(), h);
+    ptx::st_shared_u32(shared + kPlan.exact, 0);
+  }
   ptx::bar_sync(0, C.threads());
+  int phase = 1;
+  i32 tile = -1;
+#pragma unroll
+  for (int each = 1; each >= 0; --each) {
+    U32x4 bounds{geometry::kMaxLength, 0, 0, 0};
+    if (lane < C.warps) {
+      bounds = ptx::ld_shared_v4(shared + kPlan.warp_bounds + (each * C.warps + lane) * 16);
+    }
+    const Interval keys{ptx::redux_min_s32(static_cast<i32>(bounds.x)),
+                        ptx::redux_max_s32(static_cast<i32>(bounds.y))};
+    const Interval tiles = geometry::covering_tiles(keys, C.tile_kv);
+    if (thread == 0) {
+      ptx::st_shared_v2(shared + kPlan.phases + each * 32, tiles.begin, tiles.end - 1);
+    }
+    if (!tiles.empty()) {
+      phase = each;
+      tile = tiles.end - 1;
+    }
+  }
+  bool more = tile >= 0;
 
   // ---- the walk
-  const int row_count = rows.size();
   // Goes on to the next tile with a visible pair, at or before `tile` or in the next phase; false
   // at the end. The whole CTA agrees: all read the same rows.
   const auto find = [&]() {
@@ -282,66 +282,122 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
         shared + kPlan.v + to_stage * kVStageBytes, ptx::ld_shared_pointer<u16>(at + 24),
         p.v[phase].row_stride, tile * C.tile_kv, keys, p.head_dim_v);
   };
-  const int warp_row = warp * C.rows_per_warp;
+  if (more) request_kv(0);
+  ptx::cp_async_commit_group();
+
   ForwardState<C> state;
-#pragma unroll
-  for (int m = 0; m < kAtoms; ++m) {
-    state.rows[m] = row_state_start();
-#pragma unroll
-    for (int i = 0; i < C.head_dim_v / 8; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) state.o[m][i][j] = 0.0f;
-    }
-  }
   DropoutTile dropout;
   if constexpr (C.dropout) {
     dropout = dropout_tile(p.dropout, item.sample * p.heads_q + head, item.segment,
                            rows.begin + warp_row);
   }
 
+  // With restarts, scores too large for the fast softmax are found in the end, and the tile is done
+  // again. The exact one has a branch before the exponentials: worth it where registers are short.
+  constexpr bool kRestarts = C.ctas_per_sm <= 2;
   int stage = 0;
-  while (more) {
-    const i32 first_key = tile * C.tile_kv;
-    const U32x4 bounds =
-        ptx::ld_shared_v4(shared + kPlan.warp_bounds + (phase * C.warps + warp) * 16);
-    const bool full = static_cast<i32>(bounds.z) <= first_key &&
-                      static_cast<i32>(bounds.w) >= first_key + C.tile_kv;
-    const int first_piece = geometry::max_of(static_cast<i32>(bounds.x) - first_key, 0) / 16;
-    const int last_piece =
-        geometry::min_of(static_cast<i32>(bounds.y) - first_key + 15, C.tile_kv) / 16;
-    const u32 row_bounds = shared + kPlan.row_bounds + (phase * C.tile_q() + warp_row) * 8;
-    const u32 k_tile = shared + kPlan.k + stage * kKStageBytes;
-    const u32 v_tile = shared + kPlan.v + stage * kVStageBytes;
-    if constexpr (C.dropout) dropout.clean_keys = phase;
-
-    ptx::cp_async_wait_group<0>();
-    ptx::bar_sync(0, C.threads());  // this tile is here, and all warps are done with the last one
-    --tile;
-    more = find();
-    stage ^= 1;
-    if (more) request_kv(stage);
-    ptx::cp_async_commit_group();
-
-    if (full) {
-      forward_step<C, C.tile_kv / 16, false>(p, state, shared + kPlan.q, k_tile, v_tile, 0,
-                                             row_bounds, first_key, dropout);
-    } else {
-      for (int piece = first_piece & ~1; piece < last_piece; piece += 2) {
-        forward_step<C, 2, true>(p, state, shared + kPlan.q, k_tile, v_tile, piece, row_bounds,
-                                 first_key, dropout);
+  while (true) {
+    const bool fast = kRestarts && ptx::ld_shared_u32(shared + kPlan.exact) == 0;
+    const float start = fast ? -kLargestReference : minus_infinity();
+#pragma unroll
+    for (int m = 0; m < kAtoms; ++m) {
+      state.rows[m] = {{start, start}, {0.0f, 0.0f}};
+#pragma unroll
+      for (int i = 0; i < C.head_dim_v / 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) state.o[m][i][j] = 0.0f;
       }
     }
+    while (more) {
+      const i32 first_key = tile * C.tile_kv;
+      const U32x4 bounds =
+          ptx::ld_shared_v4(shared + kPlan.warp_bounds + (phase * C.warps + warp) * 16);
+      const bool full = static_cast<i32>(bounds.z) <= first_key &&
+                        static_cast<i32>(bounds.w) >= first_key + C.tile_kv;
+      const int first_piece = geometry::max_of(static_cast<i32>(bounds.x) - first_key, 0) / 16;
+      const int last_piece =
+          geometry::min_of(static_cast<i32>(bounds.y) - first_key + 15, C.tile_kv) / 16;
+      const u32 row_bounds = shared + kPlan.row_bounds + (phase * C.tile_q() + warp_row) * 8;
+      const u32 k_tile = shared + kPlan.k + stage * kKStageBytes;
+      const u32 v_tile = shared + kPlan.v + stage * kVStageBytes;
+      if constexpr (C.dropout) dropout.clean_keys = phase;
+
+      ptx::cp_async_wait_group<0>();
+      ptx::bar_sync(0, C.threads());  // this tile is here, and all warps are done with the last one
+      --tile;
+      more = find();
+      stage ^= 1;
+      if (more) request_kv(stage);
+      ptx::cp_async_commit_group();
+
+      const auto masked_steps = [&](auto exact) {
+        for (int piece = first_piece & ~1; piece < last_piece; piece += 2) {
+          forward_step<C, 2, true, decltype(exact)::value>(
+              p, state, shared + kPlan.q, k_tile, v_tile, piece, row_bounds, first_key, dropout);
+        }
+      };
+      if (full) {
+        forward_step<C, C.tile_kv / 16, false, !kRestarts>(
+            p, state, shared + kPlan.q, k_tile, v_tile, 0, row_bounds, first_key, dropout);
+      } else if (kRestarts && ptx::ld_shared_u32(shared + kPlan.exact) == 0) {
+        masked_steps(Constant<false>{});
+      } else {
+        masked_steps(Constant<true>{});
+      }
+    }
+    ptx::cp_async_wait_group<0>();
+    const bool exact = !kRestarts || ptx::ld_shared_u32(shared + kPlan.exact) != 0;
+    if (kRestarts) {
+      bool lost = false;
+#pragma unroll
+      for (int m = 0; m < kAtoms; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const u32 at = shared + kPlan.row_bounds + (warp_row + m * 16 + r * 8 + lane / 4) * 8;
+          Interval own, clean;
+          ptx::ld_shared_v2(at, own.begin, own.end);
+          ptx::ld_shared_v2(at + C.tile_q() * 8, clean.begin, clean.end);
+          const bool sees = !own.empty() || !clean.empty();
+          const float sum = whole_sum(state.rows[m], r);
+          lost = softmax_lost(state.rows[m].reference[r], sum, sees) || lost;
+        }
+      }
+      if (ptx::ballot(lost) != 0 && lane == 0) {
+        ptx::st_shared_u32(shared + kPlan.lost + warp * 4, 1);
+      }
+    }
+    ptx::bar_sync(0, C.threads());  // Q is here also where no tile was visited; its place is reused
+    if (exact) {
+#pragma unroll
+      for (int m = 0; m < kAtoms; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) state.rows[m].reference[r] *= p.scale_log2;
+      }
+      break;
+    }
+    const u32 lost = lane < C.warps ? ptx::ld_shared_u32(shared + kPlan.lost + lane * 4) : 0;
+    if (ptx::ballot(lost != 0) == 0) break;
+    if (lane < 2) {  // no tile is full any more
+      ptx::st_shared_u32(shared + kPlan.warp_bounds + (lane * C.warps + warp) * 16 + 12, 0);
+    }
+    if (thread == 0) ptx::st_shared_u32(shared + kPlan.exact, 1);
+    ptx::bar_sync(0, C.threads());
+    phase = 0;
+    tile = static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.phases + 4));
+    more = find();
+    if (more) request_kv(stage);
+    ptx::cp_async_commit_group();
   }
-  ptx::cp_async_wait_group<0>();
-  ptx::bar_sync(0, C.threads());  // Q is here also where no tile was visited; its place is reused
 
   // ---- output: through the warp's own rows of Q, so that global stores are whole lines
+  i32 row_count, result_half;
+  ptx::ld_shared_v2(shared + kPlan.results + 16, row_count, result_half);
   const u32 out_at = shared + kPlan.q + warp_row * kVRowBytes;
   float lse[kAtoms][2];
 #pragma unroll
   for (int m = 0; m < kAtoms; ++m) {
     float inverse[2];
-    softmax_finish(state.rows[m], p.scale_log2, inverse, lse[m]);
+    softmax_finish(state.rows[m], inverse, lse[m]);
     const float keep = C.dropout ? p.dropout.keep_scale : 1.0f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -356,17 +412,9 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
   }
   ptx::syncwarp();
   u16* out = ptx::ld_shared_pointer<u16>(shared + kPlan.results);
-  const i64 out_stride = p.out[h].row_stride;
-  constexpr int kChunks = C.head_dim_v / 8;
-#pragma unroll
-  for (int i = lane; i < C.rows_per_warp * kChunks; i += 32) {
-    const int row = i / kChunks;
-    const int chunk = i % kChunks;
-    if (warp_row + row < row_count && chunk * 8 < p.head_dim_v) {
-      ptx::st_global_v4(out + (warp_row + row) * out_stride + chunk * 8,
-                        ptx::ld_shared_v4(out_at + row * kVRowBytes + chunk * 16));
-    }
-  }
+  const i64 out_stride = p.out[result_half].row_stride;
+  write_tile<C.rows_per_warp, C.head_dim_v, 32>(out + warp_row * out_stride, out_stride, out_at,
+                                                row_count - warp_row, p.head_dim_v, lane);
   float* lse_rows = ptx::ld_shared_pointer<float>(shared + kPlan.results + 8);
   if (lse_rows != nullptr && lane % 4 == 0) {
 #pragma unroll
@@ -374,7 +422,7 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = warp_row + m * 16 + r * 8 + lane / 4;
-        if (row < row_count) lse_rows[row * p.lse[h].row_stride] = lse[m][r];
+        if (row < row_count) lse_rows[row * p.lse[result_half].row_stride] = lse[m][r];
       }
     }
   }

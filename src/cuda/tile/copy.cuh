@@ -7,62 +7,76 @@
 
 namespace stepwell::cuda {
 
+/// How threads share rows of 16-byte chunks: a power of two of lanes copies a row, in one piece or
+/// in three.
+template <int kDim, int kThreads>
+struct RowLanes {
+  static constexpr int kPieces = kDim % 3 == 0 ? 3 : 1;
+  static constexpr int kLanes = kDim / 8 / kPieces;
+  static constexpr int kRowsAtOnce = kThreads / kLanes;
+  static_assert(kThreads % kLanes == 0);
+};
+
 /// Requests rows [first, first + kRows) of a matrix; rows at or past `len` and columns at or past
 /// `dim` become zeros and are not read.
 template <int kRows, int kDim, int kThreads>
 __device__ __forceinline__ void request_tile(u32 to, const u16* from, i64 row_stride, i32 first,
                                              i32 len, i32 dim) {
-  constexpr int kChunks = kDim / 8;
+  using Lanes = RowLanes<kDim, kThreads>;
   constexpr int kRowBytes = padded_row_bytes(kDim);
   const int thread = static_cast<int>(ptx::thread_index_again());
-  if constexpr (kThreads % kChunks == 0 && kRows % (kThreads / kChunks) == 0) {
-    constexpr int kRowsAtOnce = kThreads / kChunks;
-    const int row = thread / kChunks;
-    const int chunk = thread % kChunks;
-    const u16* source = from + (first + row) * row_stride + chunk * 8;
-    to += row * kRowBytes + chunk * 16;
-    if (first + kRows <= len && dim == kDim) {  // the usual case without a test a row
+  const int row = thread / Lanes::kLanes;
+  const int column = thread % Lanes::kLanes * 8;
+  const u16* source = from + (first + row) * row_stride + column;
+  to += row * kRowBytes + column * 2;
+  if (kRows % Lanes::kRowsAtOnce == 0 && first + kRows <= len && dim == kDim) {  // as a rule
 #pragma unroll
-      for (int r = 0; r < kRows; r += kRowsAtOnce) {
-        ptx::cp_async_16(to + r * kRowBytes, source);
-        source += kRowsAtOnce * row_stride;
-      }
-    } else {
-      const int rows = chunk * 8 < dim ? len - first - row : 0;
+    for (int r = 0; r < kRows; r += Lanes::kRowsAtOnce) {
 #pragma unroll
-      for (int r = 0; r < kRows; r += kRowsAtOnce) {
-        const bool inside = r < rows;
-        ptx::cp_async_16(to + r * kRowBytes, inside ? source : from, inside ? 16 : 0);
-        source += kRowsAtOnce * row_stride;
+      for (int piece = 0; piece < Lanes::kPieces; ++piece) {
+        const int right = piece * Lanes::kLanes * 8;
+        ptx::cp_async_16(to + r * kRowBytes + right * 2, source + right);
       }
+      source += Lanes::kRowsAtOnce * row_stride;
     }
   } else {
 #pragma unroll
-    for (int base = 0; base < kRows * kChunks; base += kThreads) {
-      const int i = base + thread;
-      if (kRows * kChunks % kThreads != 0 && i >= kRows * kChunks) break;
-      const int row = i / kChunks;
-      const int chunk = i % kChunks;
-      const bool inside = first + row < len && chunk * 8 < dim;
-      const u16* source = inside ? from + (first + row) * row_stride + chunk * 8 : from;
-      ptx::cp_async_16(to + row * kRowBytes + chunk * 16, source, inside ? 16 : 0);
+    for (int r = 0; r < kRows; r += Lanes::kRowsAtOnce) {
+      if (kRows % Lanes::kRowsAtOnce != 0 && r + row >= kRows) break;
+#pragma unroll
+      for (int piece = 0; piece < Lanes::kPieces; ++piece) {
+        const int right = piece * Lanes::kLanes * 8;
+        const bool inside = r + row < len - first && column + right < dim;
+        ptx::cp_async_16(to + r * kRowBytes + right * 2, inside ? source + right : from,
+                         inside ? 16 : 0);
+      }
+      source += Lanes::kRowsAtOnce * row_stride;
     }
   }
 }
 
-/// Writes the first `count` rows of a shared tile, columns [0, dim).
+/// Writes the first `count` rows of a shared tile, columns [0, dim); `thread` is one of kThreads.
 template <int kRows, int kDim, int kThreads>
-__device__ __forceinline__ void write_tile(u16* to, i64 row_stride, u32 from, i32 count, i32 dim) {
-  constexpr int kChunks = kDim / 8;
+__device__ __forceinline__ void write_tile(u16* to, i64 row_stride, u32 from, i32 count, i32 dim,
+                                           int thread) {
+  using Lanes = RowLanes<kDim, kThreads>;
   constexpr int kRowBytes = padded_row_bytes(kDim);
-#pragma unroll 4
-  for (int i = static_cast<int>(ptx::thread_index()); i < kRows * kChunks; i += kThreads) {
-    const int row = i / kChunks;
-    const int chunk = i % kChunks;
-    if (row < count && chunk * 8 < dim) {
-      ptx::st_global_v4(to + row * row_stride + chunk * 8,
-                        ptx::ld_shared_v4(from + row * kRowBytes + chunk * 16));
+  const int row = thread / Lanes::kLanes;
+  const int column = thread % Lanes::kLanes * 8;
+  to += row * row_stride + column;
+  from += row * kRowBytes + column * 2;
+  const bool whole = count >= kRows && dim == kDim;
+#pragma unroll
+  for (int r = 0; r < kRows; r += Lanes::kRowsAtOnce) {
+    if (kRows % Lanes::kRowsAtOnce != 0 && r + row >= kRows) break;
+#pragma unroll
+    for (int piece = 0; piece < Lanes::kPieces; ++piece) {
+      const int right = piece * Lanes::kLanes * 8;
+      if (whole || (r + row < count && column + right < dim)) {
+        ptx::st_global_v4(to + right, ptx::ld_shared_v4(from + r * kRowBytes + right * 2));
+      }
     }
+    to += Lanes::kRowsAtOnce * row_stride;
   }
 }
 
