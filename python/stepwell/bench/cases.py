@@ -118,7 +118,7 @@ def cuda_cases() -> list[Case]:
                 cases.append(batched(Diffusion(block_size), heads, dim, n, peers, quick))
     for heads, dim in (((16, 16), 96), ((8, 8), 192), ((8, 8), 256)):
         for n in (1024, 4096, 16384):
-            cases.append(batched(Diffusion(4), heads, dim, n, ("fa2",)))
+            cases.append(batched(Diffusion(4), heads, dim, n, ("fa2", "fa4")))
     for heads, dim in (((16, 16), 128), ((32, 32), 64)):
         lengths = log_uniform_lengths(64, 128, 4096)
         quick = dim == 128

@@ -52,12 +52,14 @@ class Problem:
         attention: a function of q, k and v.
         tensors: its inputs, in the layout that it takes.
         pairs: its visible pairs of one head.
+        same_mask: the mask is the case's, and so is the output; False: the causal yardstick's.
         is_transposed: its layout is ``(batch, heads, rows, head_dim)``.
     """
 
     attention: Attention
     tensors: Tensors
     pairs: int
+    same_mask: bool = True
     is_transposed: bool = False
 
 
@@ -113,8 +115,11 @@ def _halves(case: Case, tensors: Tensors) -> Tensors:
     return tensors.map(lambda x: x.reshape(len(case.sequences), case.sequences[0], *x.shape[-2:]))
 
 
-def _causal_or_full_pairs(case: Case) -> int:
-    return case.pairs() if isinstance(case.mask, Full) else case.causal_pairs()
+def _yardstick(case: Case, attention: Attention, tensors: Tensors, **layout: bool) -> Problem:
+    """Of a peer that does causal attention where the mask is one by blocks."""
+    same_mask = not isinstance(case.mask, (Diffusion, BlockCausal))
+    pairs = case.pairs() if same_mask else case.causal_pairs()
+    return Problem(attention, tensors, pairs, same_mask, **layout)
 
 
 # ------------------------------------------------------------ scaled_dot_product_attention
@@ -139,10 +144,10 @@ def _sdpa(case: Case, tensors: Tensors, backend: SDPBackend | None) -> Problem:
         with sdpa_kernel(backend):
             return attention(q, k, v)
 
-    return Problem(
+    return _yardstick(
+        case,
         attention if backend is None else with_backend,
         _halves(case, tensors).map(_transposed),
-        _causal_or_full_pairs(case),
         is_transposed=True,
     )
 
@@ -248,10 +253,6 @@ def _window(case: Case) -> tuple[int, int]:
     return (-1, -1) if isinstance(case.mask, Full) else (-1, 0)
 
 
-def _window_pairs(case: Case) -> int:
-    return case.pairs() if isinstance(case.mask, (Full, Window)) else case.causal_pairs()
-
-
 def _varlen(case: Case, tensors: Tensors) -> Problem:
     from torch.nn.attention.varlen import varlen_attn
 
@@ -263,8 +264,7 @@ def _varlen(case: Case, tensors: Tensors) -> Problem:
             q, k, v, cu_seqlens, cu_seqlens, longest, longest, window_size=_window(case), **options
         )
 
-    flat = tensors.map(lambda x: x.reshape(-1, *x.shape[-2:]))
-    return Problem(attention, flat, _window_pairs(case))
+    return _yardstick(case, attention, tensors.map(lambda x: x.reshape(-1, *x.shape[-2:])))
 
 
 # ----------------------------------------------------------------------- FlashAttention-4
@@ -300,18 +300,16 @@ def _fa4(case: Case, tensors: Tensors) -> Problem:
     if isinstance(case.mask, Window):
         options["window_size"] = _window(case)
     if not case.packed:
-        return Problem(
+        return _yardstick(
+            case,
             lambda q, k, v: _first(flash_attn_func(q, k, v, **options)),
             _halves(case, tensors),
-            _window_pairs(case),
         )
     cu_seqlens, longest = _cu_seqlens(case.sequences, tensors.q.device), max(case.sequences)
     options |= {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
     options |= {"max_seqlen_q": longest, "max_seqlen_k": longest}
-    return Problem(
-        lambda q, k, v: _first(flash_attn_varlen_func(q, k, v, **options)),
-        tensors,
-        _window_pairs(case),
+    return _yardstick(
+        case, lambda q, k, v: _first(flash_attn_varlen_func(q, k, v, **options)), tensors
     )
 
 
