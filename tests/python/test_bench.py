@@ -458,6 +458,19 @@ def test_a_run_writes_json_and_plots(tiny_table, tmp_path, capsys):
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["bench.json", "bench.png"]
 
 
+def test_what_ends_a_run_leaves_the_figures_before_it(tiny_table, tmp_path, monkeypatch):
+    def measured(case, *options):
+        if case.packed:
+            raise MemoryError
+        return measure.measure_case(case, *options)
+
+    monkeypatch.setattr(cli, "measure_case", measured)
+    file = tmp_path / "bench.json"
+    with pytest.raises(MemoryError):
+        main("--device", "cpu", "--rounds", 1, "--parts", "cases", "--output", file)
+    assert len(json.loads(file.read_text())["cases"]) == 2
+
+
 def test_list_and_explain_measure_nothing(tiny_table, capsys, monkeypatch):
     monkeypatch.setattr(cli, "measure_case", None)
     assert main("--device", "cpu", "--list") == 0

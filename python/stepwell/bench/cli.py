@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,11 @@ def main(arguments: argparse.Namespace) -> int:
             for kind, description in plans(case, device).items():
                 print(f"  {kind:<8} {description}")
         return 0
-    result = _measure(cases, device, peers, parts, arguments.rounds, arguments.quick)
-    if arguments.output is not None:
-        _write(arguments.output, json.dumps(result, indent=1) + "\n")
+    result = report.environment(device, arguments.rounds)
+    for _ in _measure(result, cases, device, peers, parts, arguments.rounds, arguments.quick):
+        # After each figure, so that what ends a run does not take the others with it.
+        if arguments.output is not None:
+            _write(arguments.output, json.dumps(result, indent=1) + "\n")
     if arguments.plot is not None:
         if not result["summary"]:
             print("stepwell bench: --plot: no peer was measured, nothing to draw", file=sys.stderr)
@@ -90,15 +93,16 @@ def _of_device(
 
 
 def _measure(
+    result: dict[str, Any],
     cases: list[Case],
     device: str,
     peers: tuple[str, ...] | None,
     parts: tuple[str, ...],
     rounds: int,
     quick: bool,
-) -> dict[str, Any]:
+) -> Iterator[None]:
+    """Prints every figure and adds it to the result; yields after each."""
     torch.manual_seed(0)
-    result = report.environment(device, rounds)
     where = result["gpu"] if device == "cuda" else f"{result['cpu']}, {result['threads']} threads"
     print(f"stepwell {result['stepwell']}, torch {result['torch']}, {where}, {result['dtype']}")
     if "cases" in parts:
@@ -107,11 +111,12 @@ def _measure(
         for case in cases:
             entry = measure_case(case, device, rounds, peers)
             result["cases"].append(entry)
+            result["summary"] = report.summary(result["cases"])
+            if device == "cuda":
+                result["clocks"] = {"before": before, "after": report.gpu_state()}
+                torch.cuda.empty_cache()
             print(report.line(entry, device), flush=True)
-        if device == "cuda":
-            result["clocks"] = {"before": before, "after": report.gpu_state()}
-            torch.cuda.empty_cache()
-        result["summary"] = report.summary(result["cases"])
+            yield
         print("\n".join(report.summary_lines(result["summary"])), flush=True)
     if "host" in parts:
         q = torch.randn(1, 128, 4, 64, device="cuda", dtype=torch.bfloat16)
@@ -120,18 +125,20 @@ def _measure(
                 lambda: stepwell.diffusion_attn_func(q, q, q, 4)
             )
         result["host_microseconds"] = microseconds
-        print(f"host time of one eager forward call: {microseconds:.1f} us")
+        print(f"host time of one eager forward call: {microseconds:.1f} us", flush=True)
+        yield
     if "first_use" in parts:
         result["first_use"] = process.first_use(sorted({case.head_dim for case in cases}))
         for entry in result["first_use"]:
             print(_first_use_line(entry), flush=True)
+        yield
     if "memory" in parts:
         result["memory"] = []
         for rows in (10240,) if quick else (10240, 40960):
             entry = process.memory(rows, _MEMORY_HEADS, _MEMORY_DIM, result["threads"])
             result["memory"].append(entry)
             print(f"2n = {rows}: extra memory / results = {entry['extra_over_results']:.3f}")
-    return result
+            yield
 
 
 def _first_use_line(entry: dict[str, Any]) -> str:

@@ -213,15 +213,13 @@ def _block_mask(case: Case, device: torch.device, **options):
     )
 
 
-@functools.cache
-def _compiled_flex():
+def _flex(case: Case, tensors: Tensors) -> Problem:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
-
-
-def _flex(case: Case, tensors: Tensors) -> Problem:
-    block_mask, compiled = _block_mask(case, tensors.q.device), _compiled_flex()
+    # Every mask is compiled anew, and past eight of them torch would run the eager version.
+    torch.compiler.reset()
+    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    block_mask = _block_mask(case, tensors.q.device)
 
     def attention(q, k, v):
         return compiled(q, k, v, block_mask=block_mask, enable_gqa=case.heads_q != case.heads_kv)

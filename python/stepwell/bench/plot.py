@@ -37,7 +37,9 @@ def plot(path: Path, cases: Sequence[dict[str, Any]]) -> None:
         for kind, axes in zip(_TITLES, row, strict=True):
             axes.axhline(1.0, color="black", linewidth=0.9)
             for i, group in enumerate(groups):
-                for dashed, (block_size, points) in enumerate(_series(cases, group, peer, kind)):
+                block_sizes = [e["block_size"] for e in cases if e["group"] == group]
+                for block_size, points in _series(cases, group, peer, kind).items():
+                    dashed = block_size != block_sizes[0]
                     label = group if block_size is None else f"{group}, blocks of {block_size}"
                     (legend[label],) = axes.plot(
                         *zip(*points, strict=True),
@@ -76,11 +78,11 @@ def _short(n: float) -> str:
 
 def _series(
     cases: Sequence[dict[str, Any]], group: str, peer: str, kind: str
-) -> list[tuple[int | None, list[tuple[float, float]]]]:
+) -> dict[int | None, list[tuple[float, float]]]:
     """Points (length, ratio) of a group, by block size."""
     series: dict[int | None, list[tuple[float, float]]] = {}
     for entry in cases:
         if entry["group"] == group and peer in entry[kind]["ratio"]:
             point = (_length(entry), entry[kind]["ratio"][peer])
             series.setdefault(entry["block_size"], []).append(point)
-    return [(block_size, sorted(points)) for block_size, points in series.items()]
+    return {block_size: sorted(points) for block_size, points in series.items()}
