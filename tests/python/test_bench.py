@@ -612,7 +612,7 @@ def test_gpu_time_is_that_of_the_gpu():
     cycles = round(0.5 * cycles_per_ms)
     taken = timing.gpu_time(lambda: torch.cuda._sleep(cycles), 4, cycles_per_ms)
     assert not taken.late
-    assert taken.ms == pytest.approx(0.5, rel=0.2)  # clocks move
+    assert taken.ms == pytest.approx(0.5, rel=0.5)  # clocks move
 
 
 @needs_gpu

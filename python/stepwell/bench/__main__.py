@@ -15,8 +15,9 @@ def _check_packages(arguments) -> None:
         )
     if arguments.plot is not None and find_spec("matplotlib") is None:
         sys.exit(
-            f"--plot is {arguments.plot}, but it needs matplotlib, which {sys.executable} does not "
-            "have; install it with: pip install 'stepwell[bench]', or leave --plot out"
+            f"stepwell bench: --plot is {arguments.plot}, but it needs matplotlib, which "
+            f"{sys.executable} does not have; install it with: pip install 'stepwell[bench]', or "
+            "leave --plot out"
         )
 
 

@@ -106,16 +106,18 @@ def _measure(
     where = result["gpu"] if device == "cuda" else f"{result['cpu']}, {result['threads']} threads"
     print(f"stepwell {result['stepwell']}, torch {result['torch']}, {where}, {result['dtype']}")
     if "cases" in parts:
-        before = report.gpu_state() if device == "cuda" else None
+        if device == "cuda":
+            result["clocks"] = {"before": report.gpu_state()}
         result["cases"] = []
         for case in cases:
             entry = measure_case(case, device, rounds, peers)
             result["cases"].append(entry)
             result["summary"] = report.summary(result["cases"])
-            if device == "cuda":
-                result["clocks"] = {"before": before, "after": report.gpu_state()}
-                torch.cuda.empty_cache()
             print(report.line(entry, device), flush=True)
+            yield
+        if device == "cuda":
+            result["clocks"]["after"] = report.gpu_state()
+            torch.cuda.empty_cache()  # for the processes of first_use
             yield
         print("\n".join(report.summary_lines(result["summary"])), flush=True)
     if "host" in parts:

@@ -15,8 +15,8 @@ OURS = "ours"
 # Floating-point operations of a pair, head and dimension: two products forward, five backward.
 PASSES = {"forward": 4.0, "step": 14.0}
 
-# ||difference|| / ||out|| of two implementations in the dtype of a device; rounding alone gives
-# about a fifth of it.
+# ||difference|| / ||out|| of two implementations in the dtype of a device: five roundings to
+# bfloat16; float32 on a CPU differed by 6e-7. One key more in each of 2,048 rows makes 0.2.
 _AGREEMENT = {"cuda": 2e-2, "cpu": 1e-5}
 
 
@@ -57,9 +57,7 @@ def measure_case(
                     call()
                 if device == "cuda":
                     torch.cuda.synchronize()
-            except (
-                Exception
-            ) as error:  # of other packages, any; the others are measured all the same
+            except Exception as error:  # another package's; the other peers are measured still
                 reason = f"{type(error).__name__}: {_first_line(error)}"
             else:
                 problems[name] = problem
