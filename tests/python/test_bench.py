@@ -277,7 +277,13 @@ def test_a_peer_that_fails_or_differs_is_skipped_with_the_reason(monkeypatch):
     assert "its output differs from Stepwell's by" in entry["skipped"]["causal_halves"]
     assert entry["forward"]["ratio"] == {}
     assert entry["step"]["ms"]["ours"] > 0
-    assert "dense skipped: RuntimeError: no kernel" in report.line(entry, "cpu")
+    assert report.line(entry, "cpu").endswith("(without dense, causal_halves)")
+    assert report.skipped_lines([entry])[0] == (
+        f"without dense in {small().name}: RuntimeError: no kernel"
+    )
+    assert (
+        report.skipped_lines([entry] * 4)[0] == "without dense in 4 cases: RuntimeError: no kernel"
+    )
 
 
 def test_rates_and_ratios():
@@ -453,7 +459,7 @@ def test_a_run_writes_json_and_plots(tiny_table, tmp_path, capsys):
     printed = capsys.readouterr().out
     for case in tiny_table:
         assert case.name in printed
-    assert "dense skipped: the dense mask" in printed
+    assert f"without dense in {tiny_table[2].name}: the dense mask" in printed
     assert "geometric mean" in printed
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["bench.json", "bench.png"]
 

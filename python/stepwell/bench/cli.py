@@ -119,7 +119,8 @@ def _measure(
             result["clocks"]["after"] = report.gpu_state()
             torch.cuda.empty_cache()  # for the processes of first_use
             yield
-        print("\n".join(report.summary_lines(result["summary"])), flush=True)
+        lines = report.skipped_lines(result["cases"]) + report.summary_lines(result["summary"])
+        print("\n".join(lines), flush=True)
     if "host" in parts:
         q = torch.randn(1, 128, 4, 64, device="cuda", dtype=torch.bfloat16)
         with torch.no_grad():

@@ -18,6 +18,7 @@ PASSES = {"forward": 4.0, "step": 14.0}
 # ||difference|| / ||out|| of two implementations in the dtype of a device: five roundings to
 # bfloat16; float32 on a CPU differed by 6e-7. One key more in each of 2,048 rows makes 0.2.
 _AGREEMENT = {"cuda": 2e-2, "cpu": 1e-5}
+_LONGEST_REASON = 300  # characters
 
 
 def measure_case(
@@ -126,4 +127,4 @@ def _check_output(problem: Problem, expected: torch.Tensor, device: str) -> None
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no message"
+    return lines[0][:_LONGEST_REASON] if lines else "no message"

@@ -101,15 +101,15 @@ def gpu_state() -> dict[str, float] | None:
 
 
 def line(entry: dict[str, Any], device: str) -> str:
-    """A case as a line of the table, and a line for each peer that was not measured."""
+    """A case as a line of the table."""
     unit, factor = ("TFLOPS", 1.0) if device == "cuda" else ("GFLOPS", 1e3)
     cells = []
     for kind in PASSES:
         ours = factor * entry[kind]["tflops"]["ours"]
         ratios = "".join(f"  {x:.3f} x {peer}" for peer, x in entry[kind]["ratio"].items())
         cells.append(f"{kind} {ours:6.1f} {unit}{ratios}")
-    lines = [f"{entry['name']:<36} {'   '.join(cells)}"]
-    lines += [f"    {peer} skipped: {reason}" for peer, reason in entry["skipped"].items()]
+    skipped = f"   (without {', '.join(entry['skipped'])})" if entry["skipped"] else ""
+    lines = [f"{entry['name']:<36} {'   '.join(cells)}{skipped}"]
     if "host_late" in entry:
         lines.append(f"    times hold some of the host's: {', '.join(entry['host_late'])}")
     return "\n".join(lines)
@@ -146,3 +146,16 @@ def summary_lines(averages: dict[str, Any]) -> list[str]:
             )
             lines.append(f"{group:<{width}}  {peer:<13}  {cells}")
     return lines
+
+
+def skipped_lines(cases: Sequence[dict[str, Any]]) -> list[str]:
+    """Which peers were not measured, in which cases, and why."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for entry in cases:
+        for peer, reason in entry["skipped"].items():
+            names.setdefault((peer, reason), []).append(entry["name"])
+    return [
+        f"without {peer} in {', '.join(where) if len(where) <= 3 else f'{len(where)} cases'}: "
+        f"{reason}"
+        for (peer, reason), where in names.items()
+    ]
