@@ -41,7 +41,7 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 def _gradient_like(x: torch.Tensor) -> torch.Tensor:
     """Memory for the gradient of ``x``; empty_like may copy the strides of an overlapping view."""
     like = torch.empty_like(x)
-    if x.numel() and like.stride(-1) != 1:
+    if like.stride(-1) != 1 and x.numel():
         return torch.empty_like(x, memory_format=torch.contiguous_format)
     return like
 
@@ -333,12 +333,14 @@ def _define(
     forward_kernels, backward_kernels = kernels
     forward_below, backward_below = _below_autograd(forward_op), _below_autograd(backward_op)
 
-    # Of both functions the first argument is what computes: the operator below autograd, or its
-    # kernel itself. The second has all that are no tensors, since each argument costs time.
+    # Of both functions the first argument is the device whose kernel computes, or None for the
+    # operator. The second has all that are no tensors, since each argument costs time.
     class Attention(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, run, settings, *tensors):
+        def forward(ctx, device, settings, *tensors):
+            run = forward_below if device is None else forward_kernels[device]
             outputs = run(*tensors, *settings)
+            ctx.device = device
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(*tensors, *outputs)
             ctx.settings = settings
@@ -357,24 +359,26 @@ def _define(
                 dout, dlse = douts[2 * pair], douts[2 * pair + 1]
                 inputs += (torch.zeros_like(out) if dout is None else dout, dlse, out, lse)
             inputs += saved[:num_tensors]
-            # With create_graph=True autograd is told that the operator was called.
-            create_graph = _C.is_grad_enabled()
-            device = None if create_graph else _eager.device_of(inputs)
-            if device is not None:
-                gradients = backward_kernels[device](*inputs, *ctx.settings)
-            elif create_graph:
-                gradients = backward_op(*inputs, *ctx.settings)
+            if _C.is_grad_enabled():  # create_graph=True
+                run = backward_op
+            elif ctx.device is not None and _eager.device_of(douts) == ctx.device:
+                run = backward_kernels[
+                    ctx.device
+                ]  # the other tensors are those of the forward pass
             else:
-                gradients = backward_below(*inputs, *ctx.settings)
+                run = backward_below
+            gradients = run(*inputs, *ctx.settings)
+            needed = ctx.needs_input_grad
             results = [None] * (2 + num_tensors)
             for i, gradient in zip(gradient_inputs, gradients, strict=True):
-                if ctx.needs_input_grad[2 + i]:
+                if needed[2 + i]:
                     results[2 + i] = gradient
             return tuple(results)
 
     class AttentionBackward(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, run, settings, *tensors):
+        def forward(ctx, device, settings, *tensors):
+            run = backward_below if device is None else backward_kernels[device]
             return run(*tensors, *settings)
 
         @staticmethod
@@ -399,7 +403,7 @@ def _define(
                         f"stepwell::{name} has no derivatives under the transforms of torch.func; "
                         "accepted: torch.autograd"
                     )
-                return function.apply(below, args[tensors:], *args[:tensors])
+                return function.apply(None, args[tensors:], *args[:tensors])
             return below(*args)
 
         return kernel
@@ -430,7 +434,7 @@ def _define(
             args = cast(device, args)
             tensors = args[:num_tensors]
         if _C.is_grad_enabled() and _C._any_requires_grad(*tensors):
-            return Attention.apply(forward_kernels[device], args[num_tensors:], *tensors)
+            return Attention.apply(device, args[num_tensors:], *tensors)
         return forward_kernels[device](*args, lse=lse)
 
     def backward_call(*args):
@@ -439,7 +443,7 @@ def _define(
         if device is None:
             return backward_op(*args)
         if _C.is_grad_enabled() and _C._any_requires_grad(*tensors):
-            return AttentionBackward.apply(backward_kernels[device], settings, *tensors)
+            return AttentionBackward.apply(device, settings, *tensors)
         return backward_kernels[device](*args)
 
     _library.impl(name, with_autograd(Attention, forward_below, num_tensors), "Autograd")

@@ -65,8 +65,6 @@ def _backend(name: str, array: Any) -> Any:
 
 def _check_arrays(backend: Any, **arrays: Any) -> None:
     for name, array in arrays.items():
-        if type(array) is backend.Array:
-            continue
         refuse_masked(name, array)
         if not isinstance(array, backend.Array):
             raise TypeError(
@@ -98,7 +96,8 @@ def _joint(
     deterministic: bool,
 ) -> tuple[Any, ...]:
     """Arguments of the operator diffusion_attention."""
-    _check_arrays(backend, k=k, v=v)
+    if not type(k) is type(v) is backend.Array:
+        _check_arrays(backend, k=k, v=v)
     dropout_p, seed, state = backend.dropout(dropout_p, dropout_seed, q)
     return (
         q, k, v,
