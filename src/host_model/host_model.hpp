@@ -6,6 +6,7 @@
 // functions only, so that every access can be checked.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -20,6 +21,8 @@ namespace stepwell::host_model {
 using cuda::Element;
 using cuda::i64;
 using cuda::Loc;
+using cuda::TensorMap;
+using cuda::TiledTensor;
 using cuda::u16;
 using cuda::u32;
 using cuda::u64;
@@ -29,11 +32,13 @@ using cuda::u8;
 
 /// Which runnable warp goes next. kForward: always the lowest, as far as it can go, and CTAs in
 /// order; kReverse: the highest, and CTAs from the last; kRandom: seeded, and threads may be put
-/// aside at asynchronous instructions. Lanes of a warp run in the same manner.
+/// aside at asynchronous instructions. Lanes of a warp run in the same manner. elect.sync elects
+/// the first lane, the last one with kReverse.
 enum class Schedule { kForward, kReverse, kRandom };
 
-/// When asynchronous copies take effect. kLate: at the wait that orders them; kEarly: when issued;
-/// kRandom: one or the other.
+/// When asynchronous copies and wgmma take effect. kLate: at the wait that orders them, and where
+/// others can be waited for by several threads only when nobody else can run; kEarly: when issued;
+/// kRandom: any time in between.
 enum class Delivery { kLate, kEarly, kRandom };
 
 /// A named part of dynamic shared memory, for messages: `count` pieces of `bytes` from `offset` on.
@@ -68,12 +73,13 @@ struct Dim3 {
 struct Statistics {
   u64 switches = 0;            // of fibers
   u64 meetings = 0;            // warp-wide operations
-  u64 copies = 0;              // cp.async
+  u64 copies = 0;              // cp.async and tensor copies
+  u64 wgmmas = 0;              // of a warpgroup
   u64 ldmatrix_conflicts = 0;  // eight rows of one matrix that do not lie in different banks
 };
 
-/// A rule of the machine was broken. `kind` is one word: race, uninitialised, divergence, deadlock,
-/// barrier, bounds, alignment, unfinished, launch.
+/// A rule of the machine was broken. `kind` is one word: race, proxy, uninitialised, divergence,
+/// deadlock, barrier, mbarrier, wgmma, tensor, bounds, alignment, unfinished, registers, launch.
 struct Error : std::runtime_error {
   Error(std::string error_kind, const std::string& what)
       : std::runtime_error(what), kind(std::move(error_kind)) {}
@@ -117,6 +123,35 @@ void bar_arrive(u32 id, u32 threads, Loc loc);
 void cp_async_16(u32 to, const void* from, u32 valid_bytes, Loc loc);
 void cp_async_commit(Loc loc);
 void cp_async_wait(u32 pending_groups, Loc loc);
+
+// ---- mbarriers, tensor copies ------------------------------------------------------------------
+
+bool elect_one(Loc loc);
+void setmaxnreg(u32 registers, Loc loc);
+void mbarrier_init(u32 address, u32 arrivals, Loc loc);
+/// Returns once the phase is complete: the instruction may suspend a thread, so it never fails.
+void mbarrier_wait_parity(u32 address, u32 parity, Loc loc);
+void mbarrier_arrive(u32 address, u32 expected_bytes, Loc loc);
+void fence_mbarrier_init(Loc loc);
+void fence_proxy_async(Loc loc);
+
+/// The counterpart of cuTensorMapEncodeTiled. Throws Error where that would fail.
+TensorMap encode_tensor_map(const TiledTensor& tensor);
+void prefetch_tensormap(const TensorMap& map, Loc loc);
+void tensor_load(u32 to, const TensorMap& map, const std::array<int, 5>& coordinates, u32 mbarrier,
+                 Loc loc);
+void tensor_store(const TensorMap& map, u32 from, const std::array<int, 5>& coordinates, Loc loc);
+void bulk_commit(Loc loc);
+void bulk_wait(u32 pending_groups, bool only_read, Loc loc);
+
+// ---- wgmma -------------------------------------------------------------------------------------
+
+/// m64nNk16. a == nullptr: A comes from shared memory (desc_a).
+void wgmma(u32 n, float* d, const u32* a, u64 desc_a, u64 desc_b, bool accumulate, bool mn_major_b,
+           Element element, Loc loc);
+void wgmma_fence(Loc loc);
+void wgmma_commit(Loc loc);
+void wgmma_wait(u32 pending_groups, Loc loc);
 
 // ---- arithmetic --------------------------------------------------------------------------------
 

@@ -1,4 +1,6 @@
 // Scheduling, meeting points, errors.
+#include <algorithm>
+
 #include "host_model/machine.hpp"
 
 namespace stepwell::host_model {
@@ -97,10 +99,60 @@ void Machine::run_warp(Warp& warp) {
 
 void Machine::run_cta() {
   while (alive != 0) {
+    if (options.delivery == Delivery::kRandom && !loads.empty() && random(4) == 0) {
+      deliver_load(random(static_cast<u32>(loads.size())));
+    }
     Warp* warp = pick();
-    if (warp == nullptr) report_deadlock();
-    run_warp(*warp);
+    if (warp != nullptr) {
+      run_warp(*warp);
+    } else if (!deliver_for_a_waiter()) {
+      report_deadlock();
+    }
   }
+  if (!loads.empty()) {
+    fail("unfinished",
+         fmt::format("the CTA exits with the copy of {} in flight", at(loads[0].loc)));
+  }
+}
+
+/// Nobody can run. Completes one thing that somebody waits for, products of a warpgroup or copies
+/// of an mbarrier; false if there is none.
+bool Machine::deliver_for_a_waiter() {
+  struct Candidate {
+    bool is_wgmma;
+    u32 which;  // warpgroup, or address of the mbarrier
+  };
+  std::vector<Candidate> wanted;
+  for (u32 group = 0; group < warpgroups.size(); ++group) {
+    if (warpgroups[group].wanted > warpgroups[group].executed) wanted.push_back({true, group});
+  }
+  for (const auto& [address, barrier] : mbarriers) {
+    const auto completes_here = [address = address](const TensorLoad& load) {
+      return load.mbarrier == address;
+    };
+    if (!barrier.waiting.empty() && std::any_of(loads.begin(), loads.end(), completes_here)) {
+      wanted.push_back({false, address});
+    }
+  }
+  if (wanted.empty()) return false;
+  const Candidate pick = options.schedule == Schedule::kRandom
+                             ? wanted[random(static_cast<u32>(wanted.size()))]
+                         : options.schedule == Schedule::kReverse ? wanted.back()
+                                                                  : wanted.front();
+  if (pick.is_wgmma) {
+    execute_wgmmas(pick.which, warpgroups[pick.which].wanted);
+    return true;
+  }
+  const MBarrier& barrier = mbarriers.at(pick.which);
+  const u64 phase = barrier.phase;
+  for (std::size_t i = 0; i < loads.size() && barrier.phase == phase;) {
+    if (loads[i].mbarrier == pick.which) {
+      deliver_load(i);
+    } else {
+      ++i;
+    }
+  }
+  return true;
 }
 
 void Machine::report_deadlock() {
@@ -121,6 +173,12 @@ void Machine::report_deadlock() {
       const NamedBarrier& barrier = barriers[t.waits_for_id];
       text += fmt::format(" {} ({} of {} threads arrived)", t.waits_for_id, barrier.arrived,
                           barrier.expected);
+    } else if (std::strcmp(t.waits_for, "mbarrier.try_wait") == 0) {
+      const MBarrier& barrier = mbarriers.at(t.waits_for_id);
+      text += fmt::format(
+          " of {}, initialised at {} (phase {}: {} of {} arrivals and {} bytes are missing)",
+          where(t.waits_for_id), at(barrier.init), barrier.phase, barrier.pending, barrier.arrivals,
+          barrier.bytes);
     }
     text += " at " + at(t.loc);
     i = end;
@@ -156,6 +214,16 @@ void Machine::maybe_yield() {
 bool Machine::deliver_now() {
   return options.delivery == Delivery::kEarly ||
          (options.delivery == Delivery::kRandom && random(2) == 0);
+}
+
+/// What must be true when a thread returns from the kernel.
+void Machine::finish_thread(Thread& thread) {
+  finish_cp_async(thread);
+  finish_bulk_stores(thread);
+  const Warp& mine = warps[thread.index / 32];
+  if (mine.wgmma_issued > mine.wgmma_waited) {
+    fail("unfinished", "the thread exits with a wgmma in flight");
+  }
 }
 
 // ---- shared memory -----------------------------------------------------------------------------
@@ -252,6 +320,10 @@ void Machine::start_cta(u32 thread_count, u32 shared_bytes) {
   warps.clear();
   warps.resize(thread_count / 32);
   for (NamedBarrier& barrier : barriers) barrier = {};
+  warpgroups.clear();
+  warpgroups.resize((thread_count + 127) / 128);
+  mbarriers.clear();
+  loads.clear();
   shared.resize(kSharedBase + shared_bytes);
   poison(0, static_cast<u32>(shared.size()), kNeverWritten);
   shadow.on = options.check_races;

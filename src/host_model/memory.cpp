@@ -15,8 +15,6 @@ void shared_store(u32 address, const void* from, u32 bytes, Loc loc) {
   m.shadow.write(m.current->index, address, bytes, loc);
 }
 
-namespace {
-
 void check_global(const void* address, u32 bytes, u32 alignment, const char* what, Loc loc) {
   const auto begin = reinterpret_cast<std::uintptr_t>(address);
   if (begin % alignment != 0) {
@@ -31,8 +29,6 @@ void check_global(const void* address, u32 bytes, u32 alignment, const char* wha
   }
   machine->fail("bounds", fmt::format("the {} is outside of global memory at {}", what, at(loc)));
 }
-
-}  // namespace
 
 void global_load(const void* from, void* to, u32 bytes, Loc loc) {
   check_global(from, bytes, bytes, "source of ld.global", loc);
@@ -72,7 +68,7 @@ void cp_async_16(u32 to, const void* from, u32 valid_bytes, Loc loc) {
     m.fail("bounds", fmt::format("cp.async copies {} of 16 bytes at {}", valid_bytes, at(loc)));
   }
   check_global(from, valid_bytes, 16, "source of cp.async", loc);
-  m.shadow.begin_write(m.current->index, to, 16, loc);
+  m.shadow.begin_write(m.current->index, to, 16, Proxy::kGeneric, loc);
   m.poison(to, 16, kInFlight);
   CpAsync copy{to, from, valid_bytes, false, loc};
   if (m.deliver_now()) deliver(copy);
@@ -91,15 +87,17 @@ void cp_async_wait(u32 pending_groups, Loc) {
   while (thread.cp_groups.size() > pending_groups) {
     for (CpAsync& copy : thread.cp_groups.front()) {
       if (!copy.delivered) deliver(copy);
-      m.shadow.end_write(thread.index, copy.to, 16, copy.loc);
+      if (m.shadow.on) {
+        m.shadow.end_write(thread.index, m.shadow.now(thread.index), copy.to, 16, Proxy::kGeneric,
+                           copy.loc);
+      }
     }
     thread.cp_groups.pop_front();
   }
   m.maybe_yield();
 }
 
-/// What must be true when a thread returns from the kernel.
-void Machine::finish_thread(const Thread& thread) {
+void Machine::finish_cp_async(const Thread& thread) {
   for (const auto& group : thread.cp_groups) {
     if (!group.empty()) {
       fail("unfinished",

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Runs the micro kernels of the host model's tests on a GPU and compares what each wrapper of
-cuda/ptx/sm80.cuh gives there with what the model gives (tests/host_model/micro_expected.txt).
+cuda/ptx gives there with what the model gives (tests/host_model/micro_expected.txt and, on GPUs of
+compute capability 9.0, micro_expected_sm90.txt).
 
 Needs Python, NVRTC and the CUDA driver; --compile-only needs no GPU. Exit code 1 on a difference.
 """
@@ -18,6 +19,11 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 SOURCES = TESTS.parent.parent / "src"
+# Kernels, what they give, and the architecture that they need.
+FILES = [
+    ("micro_kernels.cuh", "micro_expected.txt", None),
+    ("micro_kernels_sm90.cuh", "micro_expected_sm90.txt", "sm_90a"),
+]
 
 
 def load(names: list[str], patterns: list[str] = ()) -> ctypes.CDLL:
@@ -31,8 +37,8 @@ def load(names: list[str], patterns: list[str] = ()) -> ctypes.CDLL:
     raise SystemExit(f"none of {', '.join(names)} can be loaded")
 
 
-def compile_kernels(arch: str, version: list[int]) -> bytes:
-    """The cubin of all micro kernels."""
+def compile_kernels(file: str, arch: str, version: list[int]) -> bytes:
+    """The cubin of a file's micro kernels."""
     wheels = ["nvidia/cu13/lib/", "nvidia/cuda_nvrtc/lib/"]
     for folder in wheels:  # NVRTC finds its builtins if they are loaded already
         for path in (p for d in sys.path for p in glob.glob(f"{d}/{folder}libnvrtc-builtins.so*")):
@@ -52,8 +58,8 @@ def compile_kernels(arch: str, version: list[int]) -> bytes:
     texts = ctypes.c_char_p * len(headers)
     rtc.nvrtcCreateProgram(
         ctypes.byref(program),
-        (TESTS / "micro_kernels.cuh").read_bytes(),
-        b"micro_kernels.cu",
+        (TESTS / file).read_bytes(),
+        file.encode(),
         len(headers),
         texts(*headers.values()),
         texts(*headers.keys()),
@@ -84,23 +90,23 @@ def noise() -> list[int]:
     return words
 
 
-def expected() -> list[dict]:
-    """The kernels of micro_expected.txt: how to launch them, and their words."""
+def expected(file: str) -> list[dict]:
+    """The kernels of an expected file: how to launch them, and their words."""
     kernels = []
-    for line in (TESTS / "micro_expected.txt").read_text().splitlines():
+    for line in (TESTS / file).read_text().splitlines():
         fields = line.split()
         if fields[0].startswith("micro_"):
-            at = {key: fields.index(key) for key in fields if key.isalpha()}
+            kernel, key = {"name": fields[0], "words": []}, ""
+            for field in fields[1:]:
+                if field.isalpha():
+                    key = field
+                    kernel[key] = []
+                elif key != "words":  # their number is that of the words below
+                    kernel[key].append(
+                        float(field) if key in ("relative", "absolute") else int(field)
+                    )
             kernels.append(
-                {
-                    "name": fields[0],
-                    "grid": [int(x) for x in fields[at["grid"] + 1 : at["grid"] + 4]],
-                    "threads": int(fields[at["threads"] + 1]),
-                    "shared": int(fields[at["shared"] + 1]),
-                    "relative": float(fields[at["relative"] + 1]),
-                    "absolute": float(fields[at["absolute"] + 1]),
-                    "words": [],
-                }
+                {k: v[0] if len(v) == 1 and k != "name" else v for k, v in kernel.items()}
             )
         else:
             kernels[-1]["words"] += [int(word, 16) for word in fields]
@@ -152,6 +158,30 @@ class Gpu:
         self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(4 * words))
         return pointer
 
+    def tensor_map(self, kernel: dict, data: ctypes.c_uint64) -> ctypes.Array:
+        """A CUtensorMap, which must lie at a multiple of 64 bytes."""
+        buffer = ctypes.create_string_buffer(128 + 63)
+        address = (ctypes.addressof(buffer) + 63) & ~63
+        tensor_map = (ctypes.c_char * 128).from_address(address)
+        tensor_map.owner = buffer
+        rank = len(kernel["dims"])
+        self.call(
+            "cuTensorMapEncodeTiled",
+            ctypes.c_void_p(address),
+            1,  # CU_TENSOR_MAP_DATA_TYPE_UINT16
+            rank,
+            data,
+            (ctypes.c_uint64 * rank)(*kernel["dims"]),
+            (ctypes.c_uint64 * (rank - 1))(*kernel["strides"]),
+            (ctypes.c_uint32 * rank)(*kernel["box"]),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            0,  # no interleave
+            kernel["swizzle"],
+            0,  # no L2 promotion
+            0,  # elements outside are zero
+        )
+        return tensor_map
+
     def run(self, cubin: bytes, kernels: list[dict]) -> list[list[int]]:
         module = ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), cubin)
@@ -168,7 +198,12 @@ class Gpu:
             )
             count = len(kernel["words"])
             self.call("cuMemsetD32_v2", target, 0, ctypes.c_size_t(count))
-            params = (ctypes.c_void_p * 2)(ctypes.addressof(source), ctypes.addressof(target))
+            arguments = [source, target]
+            if "tensor" in kernel:
+                tensor_map = self.tensor_map(kernel, (source, target)[kernel["tensor"]])
+                box_words = ctypes.c_uint32(math.prod(kernel["box"]) // 2)
+                arguments = [tensor_map, box_words, *arguments]
+            params = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
             self.call(
                 "cuLaunchKernel",
                 function,
@@ -194,14 +229,22 @@ def main() -> int:
     args = parser.parse_args()
     version: list[int] = []
     if args.compile_only:
-        size = len(compile_kernels(args.compile_only, version))
-        print(f"{size} bytes for {args.compile_only}, NVRTC {version[0]}.{version[1]}")
+        for file, _, arch in FILES:
+            if arch not in (None, args.compile_only):
+                continue
+            size = len(compile_kernels(file, args.compile_only, version))
+            print(f"{file}: {size} bytes, {args.compile_only}, NVRTC {version[0]}.{version[1]}")
         return 0
     with contextlib.suppress(ImportError):
         import torch  # noqa: F401  brings NVRTC into the process
     gpu = Gpu()
-    kernels = expected()
-    results = gpu.run(compile_kernels(gpu.arch, version), kernels)
+    kernels, results = [], []
+    for kernels_file, expected_file, arch in FILES:
+        if arch not in (None, gpu.arch + "a"):
+            continue
+        cubin = compile_kernels(kernels_file, arch or gpu.arch, version)
+        kernels += expected(expected_file)
+        results += gpu.run(cubin, kernels[len(results) :])
     print(f"{gpu.name}, {gpu.arch}, NVRTC {version[0]}.{version[1]}")
     failed = 0
     for kernel, got in zip(kernels, results, strict=True):

@@ -1,5 +1,6 @@
-// Runs the micro kernels on the model and compares with micro_expected.txt, which is what a GPU is
-// compared with too. With STEPWELL_MICRO_WRITE=FILE it writes that file instead.
+// Runs the micro kernels on the model and compares with micro_expected.txt and
+// micro_expected_sm90.txt, which are what a GPU is compared with too. With
+// STEPWELL_MICRO_WRITE=FOLDER it writes those files instead.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -9,16 +10,28 @@
 #include <cstdlib>
 #include <fstream>
 #include <set>
+#include <span>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "host_model/micro_kernels.cuh"
+#include "host_model/micro_kernels_sm90.cuh"
 
 namespace stepwell::testing {
 namespace {
 
 namespace hm = host_model;
+using cuda::Swizzle;
+using cuda::TensorMap;
+using cuda::TiledTensor;
+
+/// The tensor map that a kernel gets.
+struct MicroTensor {
+  enum { kNone, kIn, kOut } data = kNone;  // which of the two buffers it describes
+  Swizzle swizzle = Swizzle::kNone;
+  u32 row = 0;  // elements of box[0]
+};
 
 struct MicroKernel {
   const char* name;
@@ -29,6 +42,8 @@ struct MicroKernel {
   u32 words;        // of out
   double relative;  // error allowed in words that are floats; 0, 0: bits are compared
   double absolute;
+  void (*run_tensor)(TensorMap map, u32 box_words, const u32* in, u32* out) = nullptr;
+  MicroTensor tensor = {};
 };
 
 // Errors: PTX ISA, ex2.approx, rcp.approx and lg2.approx; one rounding and the sum's length for
@@ -53,6 +68,67 @@ const MicroKernel kKernels[] = {
     {"micro_dot", micro_dot, {}, 64, 0, 64 * 2, 1e-6, 1e-6},
 };
 
+MicroKernel load_kernel(Swizzle swizzle, u32 row) {
+  return {"micro_tensor_load",
+          nullptr,
+          {},
+          32,
+          9216,
+          2 * 8 * row / 2,
+          0,
+          0,
+          micro_tensor_load,
+          {MicroTensor::kIn, swizzle, row}};
+}
+
+MicroKernel store_kernel(Swizzle swizzle, u32 row) {
+  return {"micro_tensor_store",
+          nullptr,
+          {},
+          32,
+          9216,
+          288,
+          0,
+          0,
+          micro_tensor_store,
+          {MicroTensor::kOut, swizzle, row}};
+}
+
+// Sums of small integers are exact.
+const MicroKernel kKernelsSm90[] = {
+    {"micro_elect", micro_elect, {}, 128, 0, 128, 0, 0},
+    {"micro_mbarrier", micro_mbarrier, {}, 64, 256, 128, 0, 0},
+    load_kernel(Swizzle::kNone, 64),
+    load_kernel(Swizzle::k32, 16),
+    load_kernel(Swizzle::k64, 32),
+    load_kernel(Swizzle::k128, 64),
+    store_kernel(Swizzle::kNone, 64),
+    store_kernel(Swizzle::k32, 16),
+    store_kernel(Swizzle::k64, 32),
+    store_kernel(Swizzle::k128, 64),
+    {"micro_wgmma_ss", micro_wgmma_ss, {}, 128, 49152, 1024, 0, 0},
+    {"micro_wgmma_rs", micro_wgmma_rs, {}, 128, 49152, 1024, 0, 0},
+    {"micro_wgmma_groups", micro_wgmma_groups, {}, 128, 16384, 128, 0, 0},
+};
+
+TiledTensor tiled(const MicroTensor& tensor, const void* data) {
+  TiledTensor t;
+  t.data = data;
+  t.rank = 5;
+  t.swizzle = tensor.swizzle;
+  const bool in = tensor.data == MicroTensor::kIn;
+  const u32 dims[] = {in ? 40u : 24u, in ? 6u : 3u, in ? 5u : 2u, in ? 3u : 2u, 2};
+  const u32 box[] = {tensor.row, 4, 2, 1, 1};
+  unsigned long long bytes = 2;
+  for (int d = 0; d < 5; ++d) {
+    t.dims[d] = dims[d];
+    t.box[d] = box[d];
+    if (d != 0) t.strides[d - 1] = bytes;
+    bytes *= dims[d];
+  }
+  return t;
+}
+
 /// What the kernels get: compare_with_gpu.py makes the same.
 std::vector<u32> noise() {
   std::vector<u32> words(4096);
@@ -70,15 +146,32 @@ std::vector<u32> run(const MicroKernel& kernel, const hm::Options& options) {
   const std::vector<u32> words = noise();
   std::copy(words.begin(), words.end(), in);
   std::fill(out, out + kernel.words, 0);
-  hm::launch(kernel.grid, kernel.threads, kernel.shared_bytes, options,
-             [&] { kernel.run(in, out); });
+  TensorMap map{};
+  if (kernel.run_tensor != nullptr) {
+    const bool of_in = kernel.tensor.data == MicroTensor::kIn;
+    map = hm::encode_tensor_map(tiled(kernel.tensor, of_in ? in : out));
+  }
+  hm::launch(kernel.grid, kernel.threads, kernel.shared_bytes, options, [&] {
+    if (kernel.run_tensor != nullptr) {
+      kernel.run_tensor(map, 8 * kernel.tensor.row / 2, in, out);
+    } else {
+      kernel.run(in, out);
+    }
+  });
   return {out, out + kernel.words};
 }
 
 std::string header(const MicroKernel& k) {
-  return fmt::format("{} grid {} {} {} threads {} shared {} words {} relative {:g} absolute {:g}",
-                     k.name, k.grid.x, k.grid.y, k.grid.z, k.threads, k.shared_bytes, k.words,
-                     k.relative, k.absolute);
+  std::string text = fmt::format(
+      "{} grid {} {} {} threads {} shared {} words {} relative {:g} absolute {:g}", k.name,
+      k.grid.x, k.grid.y, k.grid.z, k.threads, k.shared_bytes, k.words, k.relative, k.absolute);
+  if (k.run_tensor != nullptr) {
+    const TiledTensor t = tiled(k.tensor, nullptr);
+    text += fmt::format(" tensor {} swizzle {} dims {} strides {} box {}",
+                        k.tensor.data == MicroTensor::kIn ? 0 : 1, static_cast<int>(t.swizzle),
+                        fmt::join(t.dims, " "), fmt::join(t.strides, " "), fmt::join(t.box, " "));
+  }
+  return text;
 }
 
 bool agree(const MicroKernel& kernel, u32 got, u32 expected) {
@@ -90,23 +183,22 @@ bool agree(const MicroKernel& kernel, u32 got, u32 expected) {
   return x == y || std::abs(x - y) <= kernel.relative * std::abs(y) + kernel.absolute;
 }
 
-TEST(Micro, ModelGivesWhatGpusWereComparedWith) {
-  const char* write_to = std::getenv("STEPWELL_MICRO_WRITE");
-  if (write_to != nullptr) {
-    std::ofstream file(write_to);
-    for (const MicroKernel& kernel : kKernels) {
-      file << header(kernel);
-      const std::vector<u32> words = run(kernel, {});
-      for (std::size_t i = 0; i < words.size(); ++i) {
-        file << fmt::format("{}{:08x}", i % 10 == 0 ? '\n' : ' ', words[i]);
-      }
-      file << '\n';
+void write_expected(const std::string& path, std::span<const MicroKernel> kernels) {
+  std::ofstream file(path);
+  for (const MicroKernel& kernel : kernels) {
+    file << header(kernel);
+    const std::vector<u32> words = run(kernel, {});
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      file << fmt::format("{}{:08x}", i % 10 == 0 ? '\n' : ' ', words[i]);
     }
-    return;
+    file << '\n';
   }
-  std::ifstream file(STEPWELL_MICRO_EXPECTED);
-  for (const MicroKernel& kernel : kKernels) {
-    SCOPED_TRACE(kernel.name);
+}
+
+void compare_with_expected(const std::string& path, std::span<const MicroKernel> kernels) {
+  std::ifstream file(path);
+  for (const MicroKernel& kernel : kernels) {
+    SCOPED_TRACE(header(kernel));
     std::string line;
     std::getline(file, line);
     ASSERT_EQ(line, header(kernel));
@@ -122,6 +214,14 @@ TEST(Micro, ModelGivesWhatGpusWereComparedWith) {
       }
     }
   }
+}
+
+TEST(Micro, ModelGivesWhatGpusWereComparedWith) {
+  const char* write_to = std::getenv("STEPWELL_MICRO_WRITE");
+  const std::string folder = write_to != nullptr ? write_to : STEPWELL_MICRO_FOLDER;
+  const auto each = write_to != nullptr ? write_expected : compare_with_expected;
+  each(folder + "/micro_expected.txt", std::span(kKernels));
+  each(folder + "/micro_expected_sm90.txt", std::span(kKernelsSm90));
 }
 
 std::string text_of(const std::string& path) {
@@ -156,10 +256,16 @@ bool calls(const std::string& text, const std::string& function) {
 
 /// A wrapper without a micro kernel would never meet a GPU.
 TEST(Micro, EveryWrapperHasAKernel) {
-  const std::set<std::string> wrappers = functions_in(text_of(STEPWELL_WRAPPERS));
-  const std::string kernels = text_of(STEPWELL_MICRO_KERNELS);
-  EXPECT_GE(wrappers.size(), 40u);
+  std::set<std::string> wrappers;
+  for (const char* file : {"sm80.cuh", "sm90.cuh", "wgmma.cuh"}) {
+    wrappers.merge(functions_in(text_of(std::string(STEPWELL_WRAPPERS) + "/" + file)));
+  }
+  const std::string folder = STEPWELL_MICRO_FOLDER;
+  const std::string kernels =
+      text_of(folder + "/micro_kernels.cuh") + text_of(folder + "/micro_kernels_sm90.cuh");
+  EXPECT_GE(wrappers.size(), 60u);
   EXPECT_EQ(wrappers.count("mma_m16n8k16"), 1u);
+  EXPECT_EQ(wrappers.count("wgmma_rs"), 1u);
   for (const std::string& name : wrappers) EXPECT_TRUE(calls(kernels, name)) << name;
 }
 

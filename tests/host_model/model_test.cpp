@@ -2,12 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <vector>
 
 #include "cuda/ptx/sm80.cuh"
+#include "host_model/launches.hpp"
 #include "support/random.hpp"
 
 namespace stepwell::testing {
@@ -22,22 +22,6 @@ using cuda::U32x4;
 using hm::Delivery;
 using hm::Options;
 using hm::Schedule;
-
-constexpr u32 kBase = 1024;  // of shared memory
-
-std::vector<Options> all_options() {
-  std::vector<Options> list;
-  for (const Schedule schedule : {Schedule::kForward, Schedule::kReverse, Schedule::kRandom}) {
-    for (const Delivery delivery : {Delivery::kLate, Delivery::kEarly, Delivery::kRandom}) {
-      for (const bool races : {false, true}) {
-        list.push_back({.schedule = schedule, .delivery = delivery, .check_races = races});
-      }
-    }
-  }
-  return list;
-}
-
-u32 lane() { return ptx::thread_index() % 32; }
 
 // ---- arithmetic --------------------------------------------------------------------------------
 
@@ -290,30 +274,6 @@ TEST(HostModel, EveryCtaOfAGridRuns) {
 }
 
 // ---- errors ------------------------------------------------------------------------------------
-
-const Options kPlain{};
-const Options kRaces{.check_races = true};
-
-/// The error of a launch with 4096 bytes of shared memory, as "kind: text".
-std::string error_of(u32 threads, const Options& options, const std::function<void()>& body) {
-  try {
-    hm::launch({1}, threads, 4096, options, body);
-  } catch (const hm::Error& error) {
-    return error.kind + ": " + error.what();
-  }
-  return "no error";
-}
-
-::testing::AssertionResult says(const std::string& text, const std::vector<const char*>& parts) {
-  std::size_t from = 0;
-  for (const char* part : parts) {
-    from = text.find(part, from);
-    if (from == std::string::npos) {
-      return ::testing::AssertionFailure() << "no \"" << part << "\" in \"" << text << "\"";
-    }
-  }
-  return ::testing::AssertionSuccess();
-}
 
 TEST(HostModelErrors, DifferentOperationsInOneWarp) {
   const std::string error = error_of(32, kPlain, [] {

@@ -1,8 +1,9 @@
 // Names that device and host builds share: integer types, call sites, launch attributes.
-// Includes nothing, so NVRTC needs no include path.
+// Includes nothing but headers of ours, so NVRTC needs no include path.
 #pragma once
 
 #include "cuda/element.hpp"
+#include "cuda/tensor_map.hpp"
 
 #if defined(STEPWELL_HOST_MODEL)
 // The attributes mean nothing to a host compiler. (Never define __noinline__ here: libstdc++ uses
@@ -31,12 +32,6 @@ struct alignas(16) U32x4 {
 template <auto kValue>
 struct Constant {
   static constexpr auto value = kValue;
-};
-
-// 128 opaque bytes. On the device a CUtensorMap; in the host model its own encoding (see
-// model/host_model.hpp, encode_tensor_map).
-struct alignas(64) TensorMap {
-  u64 opaque[16];
 };
 
 // Where a wrapper was called from. Empty on the device. On the host every wrapper has a last
