@@ -2,6 +2,7 @@
 
 #include "core/check.hpp"
 #include "cuda/configurations.hpp"
+#include "cuda/forward_sm90.hpp"
 #include "cuda/parameters.hpp"
 
 namespace stepwell::cuda {
@@ -32,7 +33,16 @@ std::size_t backward_workspace_bytes(const AttentionProblem& problem) {
 }
 
 void forward(const AttentionProblem& problem, Launcher& launcher) {
-  const ForwardConfig config = forward_config(traits_of(problem), launcher.limits());
+  const KernelTraits traits = traits_of(problem);
+  if (forward_sm90_takes(problem, launcher.limits())) {
+    const ForwardSm90Config config = forward_sm90_config(problem);
+    const ForwardSm90Params params = forward_sm90_params(problem, config, launcher);
+    if (params.grid.ctas() > 0) {
+      launcher.launch(ForwardSm90Kernel{config}, params.ctas, &params, sizeof(params));
+    }
+    return;
+  }
+  const ForwardConfig config = forward_config(traits, launcher.limits());
   launch(ForwardKernel{config}, forward_params(problem, config), launcher);
 }
 
@@ -55,7 +65,9 @@ void backward(const AttentionProblem& problem, std::byte* workspace, Launcher& l
 
 std::vector<AttentionKernel> forward_kernels(const AttentionProblem& problem,
                                              const DeviceLimits& limits) {
-  return {ForwardKernel{forward_config(traits_of(problem), limits)}};
+  const KernelTraits traits = traits_of(problem);
+  if (forward_sm90_takes(problem, limits)) return {ForwardSm90Kernel{forward_sm90_config(problem)}};
+  return {ForwardKernel{forward_config(traits, limits)}};
 }
 
 std::vector<AttentionKernel> backward_kernels(const AttentionProblem& problem,
@@ -66,7 +78,12 @@ std::vector<AttentionKernel> backward_kernels(const AttentionProblem& problem,
 }
 
 std::string describe_forward(const AttentionProblem& problem, const DeviceLimits& limits) {
-  const ForwardConfig config = forward_config(traits_of(problem), limits);
+  const KernelTraits traits = traits_of(problem);
+  if (forward_sm90_takes(problem, limits)) {
+    return fmt::format("cuda {}, 12 warps, persistent CTAs",
+                       spec_of(ForwardSm90Kernel{forward_sm90_config(problem)}).name);
+  }
+  const ForwardConfig config = forward_config(traits, limits);
   return fmt::format("cuda {}, {} warps, {} CTAs an SM", spec_of(ForwardKernel{config}).name,
                      config.warps, config.ctas_per_sm);
 }

@@ -185,6 +185,13 @@ RowsConfig finish_config(const KernelTraits& traits) {
 std::vector<AttentionKernel> all_kernels(const DeviceLimits& limits) {
   std::vector<AttentionKernel> kernels;
   for (const Element element : {Element::kBFloat16, Element::kFloat16}) {
+    if (limits.warpgroups) {
+      for (const int head_dim : {64, 128}) {
+        for (const bool small_blocks : {false, true}) {
+          kernels.emplace_back(ForwardSm90Kernel{{head_dim, element, small_blocks}});
+        }
+      }
+    }
     for (const int head_dim : kNativeHeadDims) {
       for (const int head_dim_v : kNativeHeadDims) {
         for (const bool softcap : {false, true}) {

@@ -4,7 +4,9 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "core/check.hpp"
 #include "runtime/device.hpp"
+#include "runtime/driver.hpp"
 #include "runtime/module.hpp"
 
 namespace stepwell::cuda {
@@ -47,7 +49,25 @@ runtime::Kernel loaded(const AttentionKernel& kernel, int device) {
 
 DeviceLimits GpuLauncher::limits() const {
   const runtime::DeviceProperties& properties = runtime::device_properties(device_);
-  return limits_of(properties.major, properties.minor);
+  DeviceLimits limits = limits_of(properties.major, properties.minor);
+  limits.sms = properties.sm_count;
+  return limits;
+}
+
+TensorMap GpuLauncher::tensor_map(const TiledTensor& tensor) const {
+  const runtime::Driver& api = runtime::driver();
+  STEPWELL_CHECK(api.tensor_map_encode_tiled != nullptr, kRuntime,
+                 "the CUDA driver {} has no cuTensorMapEncodeTiled: it is older than CUDA 12",
+                 api.path);
+  constexpr unsigned kNoElementSkipped[5] = {1, 1, 1, 1, 1};
+  TensorMap map;
+  runtime::check_driver(api.tensor_map_encode_tiled(
+                            &map, runtime::kTensorMapUint16, static_cast<unsigned>(tensor.rank),
+                            const_cast<void*>(tensor.data), tensor.dims, tensor.strides, tensor.box,
+                            kNoElementSkipped, /*interleave=*/0, static_cast<int>(tensor.swizzle),
+                            runtime::kTensorMapPromote256Bytes, /*out_of_bounds_nan=*/0),
+                        "making a tensor map");
+  return map;
 }
 
 void GpuLauncher::load(const AttentionKernel& kernel) const { loaded(kernel, device_); }

@@ -13,6 +13,7 @@ class GpuLauncher final : public Launcher {
   GpuLauncher(int device, void* stream) : device_(device), stream_(stream) {}
 
   DeviceLimits limits() const override;
+  TensorMap tensor_map(const TiledTensor& tensor) const override;
   void launch(const AttentionKernel& kernel, std::int64_t ctas, const void* params,
               std::size_t params_bytes) override;
 

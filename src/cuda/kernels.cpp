@@ -53,6 +53,23 @@ Description describe(const ForwardKernel& kernel) {
                       {"dropout", on_off(dropout)}}};
 }
 
+Description describe(const ForwardSm90Kernel& kernel) {
+  const auto& [head_dim, element, small_blocks] = kernel.config;
+  return {.name = fmt::format("attention_forward_sm90 dim={} {} 2x{}x{}{}", head_dim,
+                              element_text(element), kStripRows, kSm90TileKeys,
+                              small_blocks ? " small blocks" : ""),
+          .header = "cuda/attention/forward_sm90.cuh",
+          .function = "attention_forward_sm90",
+          .config_type = "ForwardSm90Config",
+          .config_values = fmt::format("{}, {}, {}", head_dim, element_code(element), small_blocks),
+          .params_type = "ForwardSm90Params",
+          .ctas_per_sm = 1,
+          .factors = {{"kernel", "forward_sm90"},
+                      {"head_dim", std::to_string(head_dim)},
+                      {"element", element_text(element)},
+                      {"small_blocks", on_off(small_blocks)}}};
+}
+
 Description describe(const BackwardKernel& kernel) {
   const auto& [head_dim, head_dim_v, element, warps, tile_q, tile_kv, warps_q, warps_key, warps_dq,
                stages, ctas_per_sm, stmatrix, softcap, dropout] = kernel.config;
@@ -112,6 +129,11 @@ KernelKey key(int family, const ForwardKernel& kernel) {
                            tile_kv, ctas_per_sm, softcap, dropout});
 }
 
+KernelKey key(int family, const ForwardSm90Kernel& kernel) {
+  const auto& [head_dim, element, small_blocks] = kernel.config;
+  return make_key(family, {head_dim, static_cast<int>(element), small_blocks});
+}
+
 KernelKey key(int family, const BackwardKernel& kernel) {
   const auto& [head_dim, head_dim_v, element, warps, tile_q, tile_kv, warps_q, warps_key, warps_dq,
                stages, ctas_per_sm, stmatrix, softcap, dropout] = kernel.config;
@@ -127,6 +149,7 @@ KernelKey key(int family, const RowsKernel& kernel) {
 }
 
 int shared_bytes(const ForwardKernel& kernel) { return forward_plan(kernel.config).bytes; }
+int shared_bytes(const ForwardSm90Kernel& kernel) { return forward_sm90_plan(kernel.config).bytes; }
 int shared_bytes(const BackwardKernel& kernel) { return backward_plan(kernel.config).bytes; }
 int shared_bytes(const PrepareKernel&) { return 0; }
 int shared_bytes(const FinishKernel&) { return 0; }

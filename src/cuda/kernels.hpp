@@ -10,6 +10,7 @@
 
 #include "cuda/attention/backward_config.hpp"
 #include "cuda/attention/forward_config.hpp"
+#include "cuda/attention/forward_sm90_config.hpp"
 #include "runtime/spec.hpp"
 
 namespace stepwell::cuda {
@@ -34,7 +35,13 @@ struct FinishKernel {
   RowsConfig config;
 };
 
-using AttentionKernel = std::variant<ForwardKernel, BackwardKernel, PrepareKernel, FinishKernel>;
+/// attention_forward_sm90 (forward_sm90.cuh); takes ForwardSm90Params.
+struct ForwardSm90Kernel {
+  ForwardSm90Config config;
+};
+
+using AttentionKernel =
+    std::variant<ForwardKernel, BackwardKernel, PrepareKernel, FinishKernel, ForwardSm90Kernel>;
 
 int threads_of(const AttentionKernel& kernel);
 

@@ -6,6 +6,7 @@
 
 #include "cuda/kernels.hpp"
 #include "cuda/limits.hpp"
+#include "cuda/tensor_map.hpp"
 
 namespace stepwell::cuda {
 
@@ -15,6 +16,9 @@ class Launcher {
 
   /// Which configurations it takes.
   virtual DeviceLimits limits() const = 0;
+
+  /// For a kernel's parameters.
+  virtual TensorMap tensor_map(const TiledTensor& tensor) const = 0;
 
   /// Queues `ctas` CTAs in x (at least 1, fewer than 2^31) of threads_of(kernel) threads, with
   /// shared_bytes_of(kernel) of dynamic shared memory. `params` is the kernel's one parameter, of

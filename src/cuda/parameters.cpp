@@ -9,6 +9,7 @@
 #include "core/philox.hpp"
 
 namespace stepwell::cuda {
+
 namespace {
 
 using geometry::Half;
@@ -83,15 +84,6 @@ i64 key_bytes(const AttentionProblem& problem) {
          static_cast<i64>(kHalfBytes);
 }
 
-HalfRows half_rows(const Rows& rows) {
-  return {static_cast<unsigned short*>(rows.data), rows.batch_stride, rows.row_stride,
-          rows.head_stride};
-}
-
-FloatRows float_rows(const RowValues& values) {
-  return {values.data, values.batch_stride, values.head_stride, values.row_stride};
-}
-
 geometry::Layout kernel_layout(const AttentionProblem& problem) {
   geometry::Layout layout = problem.layout;
   layout.mask.block_divisor = geometry::make_divisor(layout.mask.block_size);
@@ -111,22 +103,6 @@ DropoutParams dropout_params(const AttentionProblem& problem) {
   dropout.threshold = dropout_threshold(problem.dropout_p);
   dropout.keep_scale = static_cast<float>(1.0 / (1.0 - problem.dropout_p));
   return dropout;
-}
-
-struct Scales {
-  float scale_log2;
-  float softcap_scale;
-};
-
-Scales scales_of(const AttentionProblem& problem) {
-  const double factor = problem.softcap > 0.0 ? problem.softcap : problem.softmax_scale;
-  const double cap_scale = problem.softcap > 0.0 ? problem.softmax_scale / problem.softcap : 0.0;
-  const double scale_log2 = factor * std::numbers::log2e;
-  STEPWELL_CHECK(scale_log2 <= FLT_MAX && cap_scale <= FLT_MAX && cap_scale >= -FLT_MAX, kValue,
-                 "softmax_scale is {} and softcap is {}; they must fit float32",
-                 problem.softmax_scale, problem.softcap);
-  // Masked scores are -inf, and must stay so.
-  return {std::max(static_cast<float>(scale_log2), FLT_MIN), static_cast<float>(cap_scale)};
 }
 
 /// What forward and backward parameters have in common.
@@ -168,6 +144,26 @@ QueryExtents query_extents(const AttentionProblem& problem, Half half) {
 
 }  // namespace
 
+Scales scales_of(const AttentionProblem& problem) {
+  const double factor = problem.softcap > 0.0 ? problem.softcap : problem.softmax_scale;
+  const double cap_scale = problem.softcap > 0.0 ? problem.softmax_scale / problem.softcap : 0.0;
+  const double scale_log2 = factor * std::numbers::log2e;
+  STEPWELL_CHECK(scale_log2 <= FLT_MAX && cap_scale <= FLT_MAX && cap_scale >= -FLT_MAX, kValue,
+                 "softmax_scale is {} and softcap is {}; they must fit float32",
+                 problem.softmax_scale, problem.softcap);
+  // Masked scores are -inf, and must stay so.
+  return {std::max(static_cast<float>(scale_log2), FLT_MIN), static_cast<float>(cap_scale)};
+}
+
+HalfRows half_rows(const Rows& rows) {
+  return {static_cast<unsigned short*>(rows.data), rows.batch_stride, rows.row_stride,
+          rows.head_stride};
+}
+
+FloatRows float_rows(const RowValues& values) {
+  return {values.data, values.batch_stride, values.head_stride, values.row_stride};
+}
+
 TileGrid query_grid(const AttentionProblem& problem, int tile_rows) {
   const geometry::Layout& layout = problem.layout;
   const int views = layout.mask.num_views;
@@ -175,6 +171,11 @@ TileGrid query_grid(const AttentionProblem& problem, int tile_rows) {
   const bool clean = shares_tensors(layout) || layout.clean_q_rows > 0;
   return make_grid(problem, key_bytes(problem), longest_segment(problem, layout.clean_q_rows),
                    tile_rows, std::max(views + (clean ? 1 : 0), 1), problem.group());
+}
+
+TileGrid strip_grid(const AttentionProblem& problem, int rows) {
+  return make_grid(problem, key_bytes(problem) / 2, problem.layout.part_rows(), rows, 1,
+                   problem.group());
 }
 
 TileGrid key_grid(const AttentionProblem& problem, int tile_kv) {

@@ -11,9 +11,24 @@
 
 namespace stepwell::cuda {
 
+HalfRows half_rows(const Rows& rows);
+FloatRows float_rows(const RowValues& values);
+
+struct Scales {
+  float scale_log2;
+  float softcap_scale;
+};
+
+/// As kernels take them (params.hpp); throws Error where they do not fit float32.
+Scales scales_of(const AttentionProblem& problem);
+
 /// CTAs over the query rows of all samples and heads, in tiles of `tile_rows`; no pairs where there
 /// is nothing to write.
 TileGrid query_grid(const AttentionProblem& problem, int tile_rows);
+
+/// Strips of `rows` query rows, each of both halves, of all samples and heads of a joint layout
+/// that is not packed; pairs are grouped by the clean keys, which nearly all tiles hold.
+TileGrid strip_grid(const AttentionProblem& problem, int rows);
 
 /// CTAs over the keys of all samples and KV heads: segment 0 are clean keys.
 TileGrid key_grid(const AttentionProblem& problem, int tile_kv);

@@ -29,6 +29,8 @@ inline constexpr int kMaxDynamicSharedSizeBytes = 8;
 inline constexpr int kPointerDeviceOrdinal = 9;  // CUpointer_attribute
 inline constexpr int kStreamCaptureModeRelaxed = 2;
 inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr int kTensorMapUint16 = 1;           // CUtensorMapDataType
+inline constexpr int kTensorMapPromote256Bytes = 3;  // CUtensorMapL2promotion
 
 struct Driver {
   CuResult (*init)(unsigned flags);
@@ -63,6 +65,12 @@ struct Driver {
   CuResult (*memcpy_dtoh_async)(void* to, CuPointer from, std::size_t bytes, CuStream stream);
   CuResult (*memset_d8_async)(CuPointer to, unsigned char value, std::size_t count,
                               CuStream stream);
+  /// Null in drivers before CUDA 12. `map` is aligned to 64 bytes.
+  CuResult (*tensor_map_encode_tiled)(void* map, int type, unsigned rank, void* data,
+                                      const unsigned long long* dims,
+                                      const unsigned long long* strides, const unsigned* box,
+                                      const unsigned* element_strides, int interleave, int swizzle,
+                                      int l2_promotion, int out_of_bounds_fill);
   CuResult (*stream_create)(CuStream* stream, unsigned flags);
   CuResult (*stream_destroy)(CuStream stream);
   CuResult (*stream_synchronize)(CuStream stream);

@@ -71,6 +71,8 @@ Driver load_driver() {
   resolve(library, "cuMemcpyHtoDAsync_v2", api.memcpy_htod_async);
   resolve(library, "cuMemcpyDtoHAsync_v2", api.memcpy_dtoh_async);
   resolve(library, "cuMemsetD8Async", api.memset_d8_async);
+  api.tensor_map_encode_tiled = reinterpret_cast<decltype(api.tensor_map_encode_tiled)>(
+      library.symbol("cuTensorMapEncodeTiled"));
   resolve(library, "cuStreamCreate", api.stream_create);
   resolve(library, "cuStreamDestroy_v2", api.stream_destroy);
   resolve(library, "cuStreamSynchronize", api.stream_synchronize);

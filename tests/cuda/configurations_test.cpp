@@ -57,7 +57,9 @@ TEST(Configurations, FitSharedMemoryAndRegisters) {
       SCOPED_TRACE(spec_of(kernel).name);
       EXPECT_LE(shared_bytes_of(kernel), limits.shared_bytes_per_cta);
       EXPECT_LE(ctas * (shared_bytes_of(kernel) + 1024), limits.shared_bytes_per_sm);
-      EXPECT_LE(ctas * threads_of(kernel), ctas > 2 ? 384 : 256);  // 168 or 255 registers a thread
+      // 168 or 255 registers a thread; warps of Hopper's kernels share theirs out anew.
+      const bool shares = std::holds_alternative<ForwardSm90Kernel>(kernel);
+      EXPECT_LE(ctas * threads_of(kernel), ctas > 2 || shares ? 384 : 256);
       EXPECT_EQ(threads_of(kernel) % 32, 0);
     }
   }

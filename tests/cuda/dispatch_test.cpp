@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 
+#include "cuda/gpu.hpp"
 #include "cuda/stand_ins.hpp"
 
 namespace stepwell::testing {
@@ -123,6 +124,36 @@ TEST(Dispatch, DeviceArraysAreNotRead) {
   const int before = driver().launches;
   attention_forward(call.args, call.outputs);
   EXPECT_EQ(driver().launches, before + 1);
+}
+
+TEST(Dispatch, TensorMapsComeFromTheDriver) {
+  const cuda::GpuLauncher launcher(1, nullptr);
+  EXPECT_EQ(launcher.limits().major, 9);
+  EXPECT_EQ(launcher.limits().sms, 11);
+  cuda::TiledTensor tensor{.data = &stream_memory,
+                           .rank = 5,
+                           .dims = {64, 300, 2, 8, 3},
+                           .strides = {2048, 128, 256, 614400},
+                           .box = {64, 128, 2, 1, 1},
+                           .swizzle = cuda::Swizzle::k128};
+  const cuda::TensorMap map = launcher.tensor_map(tensor);
+  EXPECT_EQ(map.opaque[15], 0x5a5a5a5a5a5a5a5aull);
+  const StandInDriver::TensorMap& seen = driver().last_tensor_map;
+  EXPECT_EQ(seen.type, 1);  // 16 bits
+  EXPECT_EQ(seen.swizzle, 3);
+  EXPECT_EQ(seen.rank, 5u);
+  EXPECT_EQ(seen.data, &stream_memory);
+  for (int d = 0; d < 5; ++d) {
+    EXPECT_EQ(seen.dims[d], tensor.dims[d]);
+    EXPECT_EQ(seen.box[d], tensor.box[d]);
+    EXPECT_EQ(seen.element_strides[d], 1u);
+    if (d > 0) {
+      EXPECT_EQ(seen.strides[d - 1], tensor.strides[d - 1]);
+    }
+  }
+  driver().failing = "cuTensorMapEncodeTiled";
+  EXPECT_THROW(launcher.tensor_map(tensor), Error);
+  driver().failing = "";
 }
 
 TEST(Dispatch, FailedLaunchesAreReported) {

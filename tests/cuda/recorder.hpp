@@ -28,6 +28,10 @@ class Recorder final : public Launcher {
   explicit Recorder(DeviceLimits limits) : limits_(limits) {}
 
   DeviceLimits limits() const override { return limits_; }
+  TensorMap tensor_map(const TiledTensor& tensor) const override {
+    tensors.push_back(tensor);
+    return {};
+  }
   void launch(const AttentionKernel& kernel, std::int64_t ctas, const void* params,
               std::size_t params_bytes) override {
     const auto* bytes = static_cast<const std::byte*>(params);
@@ -35,6 +39,7 @@ class Recorder final : public Launcher {
   }
 
   std::vector<Launch> launches;
+  mutable std::vector<TiledTensor> tensors;  // that maps were made of
 
  private:
   DeviceLimits limits_;

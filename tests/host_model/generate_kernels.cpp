@@ -3,8 +3,8 @@
 //
 //   generate_kernels FOLDER PARTS [FAMILY]
 //
-// With a FAMILY (forward or backward): of a few kernels of that family only, for planted bugs, with
-// an entry point for --kernels of the operator table.
+// With a FAMILY (forward, forward_sm90 or backward): of a few kernels of that family only, for
+// planted bugs, with an entry point for --kernels of the operator table.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -21,6 +21,7 @@ namespace stepwell::testing {
 namespace {
 
 const char* params_of(const cuda::AttentionKernel& kernel) {
+  if (std::holds_alternative<cuda::ForwardSm90Kernel>(kernel)) return "ForwardSm90Params";
   return std::holds_alternative<cuda::ForwardKernel>(kernel) ? "ForwardParams" : "BackwardParams";
 }
 
@@ -34,6 +35,7 @@ std::string part_text(const std::vector<cuda::AttentionKernel>& kernels, std::si
       "#include \"cuda/attention/backward_rows.cuh\"\n"
       "#include \"cuda/attention/backward_sm80.cuh\"\n"
       "#include \"cuda/attention/forward_sm80.cuh\"\n"
+      "#include \"cuda/attention/forward_sm90.cuh\"\n"
       "#include \"host_model/compiled_kernels.hpp\"\n";
   std::string table;
   for (std::size_t i = part; i < kernels.size(); i += parts) {

@@ -74,11 +74,26 @@ std::vector<cuda::AttentionKernel> modelled_kernels() {
       add(cuda::FinishKernel{cuda::finish_config(m.traits)});
     }
   }
+  for (const int head_dim : {64, 128}) {
+    for (const Element element : {Element::kBFloat16, Element::kFloat16}) {
+      for (const bool small_blocks : {false, true}) {
+        add(cuda::ForwardSm90Kernel{{head_dim, element, small_blocks}});
+      }
+    }
+  }
   return kernels;
 }
 
 std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
   std::vector<cuda::AttentionKernel> kernels;
+  if (family == "forward_sm90") {
+    for (const int head_dim : {64, 128}) {
+      for (const bool small_blocks : {false, true}) {
+        kernels.emplace_back(cuda::ForwardSm90Kernel{{head_dim, Element::kBFloat16, small_blocks}});
+      }
+    }
+    return kernels;
+  }
   for (const cuda::DeviceLimits& limits : modelled_limits()) {
     for (const KernelTraits& traits : {KernelTraits{64, 64, Element::kBFloat16, false, false},
                                        KernelTraits{64, 64, Element::kBFloat16, true, true},

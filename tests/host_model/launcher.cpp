@@ -35,6 +35,16 @@ std::vector<Region> regions_of(const cuda::ForwardKernel& kernel) {
       plan.bytes);
 }
 
+std::vector<Region> regions_of(const cuda::ForwardSm90Kernel& kernel) {
+  const cuda::ForwardSm90Plan plan = cuda::forward_sm90_plan(kernel.config);
+  return regions_between(
+      {region("out", plan.out, 2), region("q", plan.q, 2 * cuda::kQueryStages),
+       region("k", plan.k, cuda::kKeyStages), region("v", plan.v, cuda::kKeyStages),
+       region("bases", plan.bases), region("items", plan.items, cuda::kQueryStages),
+       region("barriers", plan.barriers)},
+      plan.bytes);
+}
+
 std::vector<Region> regions_of(const cuda::BackwardKernel& kernel) {
   const cuda::BackwardPlan plan = cuda::backward_plan(kernel.config);
   const int stages = kernel.config.stages;
@@ -56,6 +66,7 @@ std::vector<Region> regions_of(const RowsKernel&) {
 
 ModelLauncher::ModelLauncher(const cuda::DeviceLimits& limits, const std::string& library)
     : limits_(limits) {
+  limits_.sms = 2;  // persistent CTAs have several items each
   std::vector<CompiledKernel> table;
   add_compiled_kernels(table);
   if (!library.empty()) {
@@ -74,9 +85,10 @@ void ModelLauncher::launch(const cuda::AttentionKernel& kernel, std::int64_t cta
   if (found == kernels_.end()) {
     throw std::logic_error(cuda::spec_of(kernel).name + " is not in kernel_list.cpp");
   }
-  const std::size_t expected = std::holds_alternative<cuda::ForwardKernel>(kernel)
-                                   ? sizeof(cuda::ForwardParams)
-                                   : sizeof(cuda::BackwardParams);
+  const std::size_t expected =
+      std::holds_alternative<cuda::ForwardKernel>(kernel)       ? sizeof(cuda::ForwardParams)
+      : std::holds_alternative<cuda::ForwardSm90Kernel>(kernel) ? sizeof(cuda::ForwardSm90Params)
+                                                                : sizeof(cuda::BackwardParams);
   if (params_bytes != expected) throw std::logic_error("the parameters have another size");
   host_model::Options options = options_;
   options.regions = std::visit([](const auto& k) { return regions_of(k); }, kernel);

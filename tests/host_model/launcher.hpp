@@ -20,6 +20,9 @@ class ModelLauncher final : public cuda::Launcher {
   void set_options(const host_model::Options& options) { options_ = options; }
 
   cuda::DeviceLimits limits() const override { return limits_; }
+  cuda::TensorMap tensor_map(const cuda::TiledTensor& tensor) const override {
+    return host_model::encode_tensor_map(tensor);
+  }
   void launch(const cuda::AttentionKernel& kernel, std::int64_t ctas, const void* params,
               std::size_t params_bytes) override;
 

@@ -235,6 +235,39 @@ void add_lengths(std::vector<Case>& cases) {
   cases.push_back(c);
 }
 
+/// Strips of 64 query rows, key tiles of 128, and CTAs with several of them.
+void add_strips(std::vector<Case>& cases) {
+  for (const int b : {4, 64, 100, 5}) {
+    for (const Flavour& flavour : kFlavours) {
+      cases.push_back(batched(fmt::format("strips_b{}_{}", b, flavour.name),
+                              blocks(b, flavour.clean, flavour.noisy), 330));
+    }
+  }
+  // Blocks that reach over several key tiles, and samples that end inside of one.
+  cases.push_back(batched("strips_of_one_block", blocks(1000), 450));
+  Case c = batched("strips_seqused", blocks(8), 200, 6);
+  c.seqused = {200, 0, 199, 64, 65, 130};
+  cases.push_back(c);
+  c = batched("strips_seqused_any_block", blocks(90), 290, 3);
+  c.seqused = {260, 128, 7};
+  diffusion(c).order = Order::kCleanNoisy;
+  cases.push_back(c);
+  c = batched("strips_dim128", blocks(16), 300, 2);
+  c.heads_q = 4;
+  c.heads_kv = 2;
+  c.head_dim = c.head_dim_v = 128;
+  cases.push_back(c);
+  c.name = "strips_dim128_any_block";
+  diffusion(c).block_size = 24;
+  diffusion(c).clean = CleanAttention::kCausal;
+  c.seqused = {300, 219};
+  cases.push_back(c);
+  // Maxima that move from tile to tile.
+  c = batched("strips_large_logits", blocks(4), 260);
+  c.input_scale = 20.0;
+  cases.push_back(c);
+}
+
 void add_heads_and_dims(std::vector<Case>& cases) {
   for (const auto& [q, kv] : std::initializer_list<std::pair<int, int>>{{1, 1},
                                                                         {3, 3},
@@ -499,6 +532,7 @@ std::vector<Case> operator_cases() {
   add_zero_lengths(cases);
   add_block_sizes(cases);
   add_lengths(cases);
+  add_strips(cases);
   add_heads_and_dims(cases);
   add_options(cases);
   add_memory(cases);

@@ -284,11 +284,16 @@ std::unique_ptr<Runner> make_runner(const RunnerOptions& options) {
   if (device == "cuda-model") {
     return std::make_unique<ModelRunner>(cuda::limits_of(9, 0), options);
   }
+  if (device == "cuda-model:mma") {
+    cuda::DeviceLimits limits = cuda::limits_of(9, 0);
+    limits.warpgroups = false;
+    return std::make_unique<ModelRunner>(limits, options);
+  }
   if (device == "cuda-model:8.6") {
     return std::make_unique<ModelRunner>(cuda::limits_of(8, 6), options);
   }
-  throw std::invalid_argument(
-      fmt::format("--device={}; accepted: cpu, cuda, cuda-model, cuda-model:8.6", device));
+  throw std::invalid_argument(fmt::format(
+      "--device={}; accepted: cpu, cuda, cuda-model, cuda-model:mma, cuda-model:8.6", device));
 }
 
 }  // namespace stepwell::testing

@@ -36,8 +36,8 @@ class Runner {
 };
 
 struct RunnerOptions {
-  /// "cpu"; "cuda", which is GPU 0; "cuda-model", or "cuda-model:8.6" for another compute
-  /// capability than 9.0.
+  /// "cpu"; "cuda", which is GPU 0; "cuda-model"; "cuda-model:mma", the same without the kernels
+  /// for sm_90a; or "cuda-model:8.6" for another compute capability than 9.0.
   std::string device = "cpu";
   /// Of the host model:
   ///   checked  race check, late copies, warps in order

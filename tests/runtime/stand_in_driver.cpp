@@ -2,6 +2,8 @@
 // STAND_IN_DRIVER_INCREMENTS a launch does what the kernel of `stepwell doctor` does.
 #include "runtime/stand_in_driver.hpp"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -181,6 +183,23 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
   }
   ++state.launches;
   return result_of("cuLaunchKernel");
+}
+
+int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* data,
+                           const unsigned long long* dims, const unsigned long long* strides,
+                           const unsigned* box, const unsigned* element_strides, int interleave,
+                           int swizzle, int, int fill) {
+  if (reinterpret_cast<std::uintptr_t>(map) % 64 != 0 || rank < 3 || rank > 5) return kInvalidValue;
+  if (interleave != 0 || fill != 0) return kInvalidValue;
+  const std::lock_guard lock(state_mutex);
+  StandInDriver::TensorMap& last = state.last_tensor_map;
+  last = {type, swizzle, rank, data, {}, {}, {}, {}};
+  std::copy(dims, dims + rank, last.dims);
+  std::copy(strides, strides + rank - 1, last.strides);
+  std::copy(box, box + rank, last.box);
+  std::copy(element_strides, element_strides + rank, last.element_strides);
+  std::memset(map, 0x5a, 128);
+  return result_of("cuTensorMapEncodeTiled");
 }
 
 int cuPointerGetAttribute(void* value, int, unsigned long long pointer) {

@@ -28,6 +28,14 @@ struct StandInDriver {
     long long params[2];
   } last_launch{};
 
+  struct TensorMap {
+    int type, swizzle;
+    unsigned rank;
+    void* data;
+    unsigned long long dims[5], strides[4];
+    unsigned box[5], element_strides[5];
+  } last_tensor_map{};
+
   // A call that fails with CUDA_ERROR_INVALID_VALUE, such as "cuLaunchKernel".
   std::string failing;
   int local_bytes = 0;

@@ -1,0 +1,268 @@
+// The producer warps of attention_forward_sm90: one for items and queries, one for keys and values.
+#pragma once
+
+#include "cuda/attention/forward_sm90_items.cuh"
+#include "cuda/ptx/sm90.cuh"
+#include "cuda/tile/softmax.cuh"
+
+namespace stepwell::cuda {
+
+/// A place in a ring: how many have been used before, in one register.
+template <u32 kSlots>
+struct RingPlace {
+  static_assert((kSlots & (kSlots - 1)) == 0);
+  u32 count = 0;
+
+  __device__ __forceinline__ int slot() const { return static_cast<int>(count % kSlots); }
+  /// Of the current round.
+  __device__ __forceinline__ u32 parity() const { return count / kSlots % 2; }
+  __device__ __forceinline__ void next() { ++count; }
+};
+
+/// The shared addresses of a CTA's barriers. Arrivals:
+///   item     1   the query producer: the item's numbers are there
+///   q_full   1   the query producer, and the bytes
+///   q_empty  9   8 consumer warps and the key producer, which reads the item
+///   k_full, v_full    1   the key producer, and the bytes
+///   k_empty, v_empty  8   consumer warps, once the product is complete
+///   ragged   1   the key producer itself, and the bytes
+struct ForwardSm90Barriers {
+  u32 base;
+
+  __device__ __forceinline__ u32 item(int slot) const { return base + 8 * slot; }
+  __device__ __forceinline__ u32 q_full(int slot) const { return item(kQueryStages + slot); }
+  __device__ __forceinline__ u32 q_empty(int slot) const { return item(2 * kQueryStages + slot); }
+  __device__ __forceinline__ u32 k_full(int slot) const { return item(3 * kQueryStages + slot); }
+  __device__ __forceinline__ u32 k_empty(int slot) const { return k_full(kKeyStages + slot); }
+  __device__ __forceinline__ u32 v_full(int slot) const { return k_full(2 * kKeyStages + slot); }
+  __device__ __forceinline__ u32 v_empty(int slot) const { return k_full(3 * kKeyStages + slot); }
+  __device__ __forceinline__ u32 ragged() const { return k_full(4 * kKeyStages); }
+
+  /// By one thread.
+  __device__ __forceinline__ void init() const {
+    for (int i = 0; i < kQueryStages; ++i) {
+      ptx::mbarrier_init(item(i), 1);
+      ptx::mbarrier_init(q_full(i), 1);
+      ptx::mbarrier_init(q_empty(i), 9);
+    }
+    for (int i = 0; i < kKeyStages; ++i) {
+      ptx::mbarrier_init(k_full(i), 1);
+      ptx::mbarrier_init(k_empty(i), 8);
+      ptx::mbarrier_init(v_full(i), 1);
+      ptx::mbarrier_init(v_empty(i), 8);
+    }
+    ptx::mbarrier_init(ragged(), 1);
+    ptx::fence_mbarrier_init();
+  }
+};
+
+__device__ __forceinline__ void store_item(u32 at, const StripItem& item) {
+  ptx::st_shared_v4(at, {static_cast<u32>(item.strip), static_cast<u32>(item.sample),
+                         static_cast<u32>(item.head), static_cast<u32>(item.head_kv)});
+  ptx::st_shared_v2(at + 16, item.len, item.valid);
+}
+
+__device__ __forceinline__ StripItem load_item(u32 at) {
+  const U32x4 numbers = ptx::ld_shared_v4(at);
+  StripItem item{static_cast<i32>(numbers.x),
+                 static_cast<i32>(numbers.y),
+                 static_cast<i32>(numbers.z),
+                 static_cast<i32>(numbers.w),
+                 0,
+                 0};
+  ptx::ld_shared_v2(at + 16, item.len, item.valid);
+  return item;
+}
+
+/// Results of a strip without a valid token, by one warp.
+__device__ __forceinline__ void write_empty_strip(const ForwardSm90Params& p,
+                                                  const StripItem& item) {
+  const int lane = static_cast<int>(ptx::thread_index()) % 32;
+  const i32 first = kStripRows * item.strip;
+  const i32 count = geometry::min_of(kStripRows, p.rows - first);
+  const int pieces = p.head_dim_v / 8;
+  for (int half = 0; half < 2; ++half) {
+    const HalfRows& out = p.out_rows[half];
+    const i64 row = p.first_row[half] + first;
+    u16* to = out.data + item.sample * out.batch_stride + row * out.row_stride +
+              item.head * out.head_stride;
+    for (i32 i = lane; i < count * pieces; i += 32) {
+      ptx::st_global_v4(to + i / pieces * out.row_stride + i % pieces * 8, {0, 0, 0, 0});
+    }
+    if (p.lse[half].data == nullptr) continue;
+    for (i32 i = lane; i < count; i += 32) {
+      *p.lse[half].at(item.sample, item.head, row + i) = minus_infinity();
+    }
+  }
+}
+
+/// Waits with the whole warp: a lane that came two phases late would wait for ever.
+__device__ __forceinline__ void wait_together(u32 barrier, u32 parity) {
+  ptx::mbarrier_wait_parity(barrier, parity);
+  ptx::syncwarp();
+}
+
+/// Finds the CTA's items and loads their queries, as far ahead as there are slots.
+template <ForwardSm90Config C>
+__device__ __forceinline__ void produce_queries(const ForwardSm90Params& p, u32 shared, i32 ctas) {
+  static constexpr ForwardSm90Plan kPlan = forward_sm90_plan(C);
+  const ForwardSm90Barriers barriers{shared + kPlan.barriers};
+  const bool leader = ptx::thread_index() % 32 == 0;
+  const i32 items = static_cast<i32>(p.grid.ctas());
+  ItemSequence sequence{static_cast<i32>(ptx::cta_index<0>()), ctas};
+  RingPlace<kQueryStages> q;
+  while (true) {
+    StripItem item{};
+    for (i32 index = sequence.next(); index < items; index = sequence.next()) {
+      item = strip_item(p, index);
+      if (kStripRows * item.strip < item.len) break;
+      write_empty_strip(p, item);
+      item.valid = 0;
+    }
+    wait_together(barriers.q_empty(q.slot()), q.parity() ^ 1);
+    if (leader) {
+      store_item(shared + kPlan.items + 32 * q.slot(), item);
+      ptx::mbarrier_arrive(barriers.item(q.slot()));
+      const u32 full = barriers.q_full(q.slot());
+      if (item.valid != 0) {
+        const u32 to = shared + kPlan.q + q.slot() * 2 * C.strip_bytes();
+        ptx::mbarrier_arrive_expect_tx(full, 2 * C.strip_bytes());
+        for (int half = 0; half < 2; ++half) {
+          ptx::tensor_load_5d(to + half * C.strip_bytes(), p.q[half], full, 0,
+                              kStripRows * item.strip, 0, item.head, item.sample);
+        }
+      } else {
+        ptx::mbarrier_arrive(full);
+      }
+    }
+    if (item.valid == 0) return;
+    q.next();
+  }
+}
+
+/// Rows of a K or V tile.
+enum class TileRows { kWhole, kMerged, kNarrow };  // 128 | 64 clean and 64 noisy | 64 noisy
+
+struct TileLoad {
+  i32 key;
+  TileRows rows;
+  bool noisy;
+  i32 sample;
+  i32 head_kv;
+  i32 len;
+};
+
+template <bool kSmallBlocks>
+__device__ __forceinline__ TileLoad tile_load(const KeyTiles<kSmallBlocks>& tiles, i32 tile,
+                                              const StripItem& item) {
+  TileLoad load{0, TileRows::kWhole, false, item.sample, item.head_kv, item.len};
+  if (tile == 0 && tiles.merged) {
+    load.key = kStripRows * item.strip;
+    load.rows = TileRows::kMerged;
+  } else if (tile < tiles.noisy) {
+    load.key = tiles.first_noisy + kSm90TileKeys * tile;
+    load.rows = tiles.narrow ? TileRows::kNarrow : TileRows::kWhole;
+    load.noisy = true;
+  } else {
+    load.key = geometry::min_of(tiles.clean_key(tile), tiles.last_clean);
+  }
+  return load;
+}
+
+/// Requests a tile; its bytes are expected by `barrier`, which the caller lets arrive. By one lane.
+template <ForwardSm90Config C>
+__device__ __forceinline__ void request_tile_sm90(u32 to, u32 barrier, const TensorMap (&whole)[2],
+                                                  const TensorMap (&part)[2],
+                                                  const TileLoad& load) {
+  constexpr int kSlabBytes = kSm90TileKeys * 128;
+  constexpr int kPartBytes = 64 * 128;
+  const int half = load.noisy ? 0 : 1;
+  const u32 bytes = load.rows == TileRows::kNarrow ? C.tile_bytes() / 2 : C.tile_bytes();
+  ptx::mbarrier_arrive_expect_tx(barrier, bytes);
+  if (load.rows == TileRows::kWhole) {
+    ptx::tensor_load_5d(to, whole[half], barrier, 0, load.key, 0, load.head_kv, load.sample);
+    return;
+  }
+#pragma unroll
+  for (int slab = 0; slab < C.slabs(); ++slab) {
+    const u32 at = to + slab * kSlabBytes;
+    ptx::tensor_load_5d(at, part[half], barrier, 0, load.key, slab, load.head_kv, load.sample);
+    if (load.rows == TileRows::kMerged) {
+      ptx::tensor_load_5d(at + kPartBytes, part[0], barrier, 0, load.key, slab, load.head_kv,
+                          load.sample);
+    }
+  }
+}
+
+/// Zeros over rows of a V tile that hold no valid token: a tensor may have anything there, and 0
+/// times NaN is NaN. By one warp.
+template <ForwardSm90Config C>
+__device__ __forceinline__ void clear_ragged_rows(u32 to, const TileLoad& load) {
+  constexpr int kPieces = 128 / 16;  // of a row
+  const int lane = static_cast<int>(ptx::thread_index()) % 32;
+  const int part_rows = load.rows == TileRows::kWhole ? kSm90TileKeys : 64;
+  const int parts = load.rows == TileRows::kMerged ? 2 : 1;
+  const int valid = load.len - load.key;
+  for (int part = 0; part < parts * C.slabs(); ++part) {
+    const int slab = part / parts;
+    const u32 at = to + slab * (kSm90TileKeys * 128) + part % parts * (64 * 128);
+    for (int i = valid * kPieces + lane; i < part_rows * kPieces; i += 32) {
+      ptx::st_shared_v4(at + 16 * i, {0, 0, 0, 0});
+    }
+  }
+}
+
+/// Loads keys and values in the order in which they are used: K of a tile before V of the tile
+/// before it.
+template <ForwardSm90Config C>
+__device__ __forceinline__ void produce_keys(const ForwardSm90Params& p, u32 shared) {
+  static constexpr ForwardSm90Plan kPlan = forward_sm90_plan(C);
+  const ForwardSm90Barriers barriers{shared + kPlan.barriers};
+  const bool leader = ptx::thread_index() % 32 == 0;
+  RingPlace<kQueryStages> q;
+  RingPlace<kKeyStages> k, v;
+  u32 ragged_parity = 0;
+  bool pending = false;
+  TileLoad last{};
+  const auto load_v = [&]() {
+    const u32 to = shared + kPlan.v + v.slot() * C.tile_bytes();
+    wait_together(barriers.v_empty(v.slot()), v.parity() ^ 1);
+    const int rows = last.rows == TileRows::kWhole ? kSm90TileKeys : 64;
+    const bool ragged = last.len < p.rows && last.len < last.key + rows;
+    const u32 full = barriers.v_full(v.slot());
+    if (leader) request_tile_sm90<C>(to, ragged ? barriers.ragged() : full, p.v, p.v_part, last);
+    if (ragged) {
+      wait_together(barriers.ragged(), ragged_parity);
+      ragged_parity ^= 1;
+      clear_ragged_rows<C>(to, last);
+      ptx::fence_proxy_async();
+      ptx::syncwarp();
+      if (leader) ptx::mbarrier_arrive(full);
+    }
+    v.next();
+  };
+  while (true) {
+    wait_together(barriers.item(q.slot()), q.parity());
+    const StripItem item = load_item(shared + kPlan.items + 32 * q.slot());
+    ptx::syncwarp();
+    if (leader) ptx::mbarrier_arrive(barriers.q_empty(q.slot()));
+    q.next();
+    if (item.valid == 0) break;
+    const KeyTiles<C.small_blocks> tiles(p, item.strip, item.len);
+    for (i32 tile = 0; tile < tiles.count; ++tile) {
+      const TileLoad load = tile_load(tiles, tile, item);
+      wait_together(barriers.k_empty(k.slot()), k.parity() ^ 1);
+      if (leader) {
+        request_tile_sm90<C>(shared + kPlan.k + k.slot() * C.tile_bytes(),
+                             barriers.k_full(k.slot()), p.k, p.k_part, load);
+      }
+      k.next();
+      if (pending) load_v();
+      last = load;
+      pending = true;
+    }
+  }
+  if (pending) load_v();
+}
+
+}  // namespace stepwell::cuda

@@ -1,0 +1,157 @@
+// Which problems attention_forward_sm90 takes, and what it gets for them.
+#include "cuda/forward_sm90.hpp"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "cuda/backend.hpp"
+#include "cuda/problems.hpp"
+#include "cuda/recorder.hpp"
+
+namespace stepwell::cuda {
+namespace {
+
+constexpr Heads kHeads{8, 2, 128, 128};
+const DeviceLimits kHopper = limits_of(9, 0);
+
+bool takes(const std::function<void(AttentionProblem&)>& change, Heads heads = kHeads) {
+  AttentionProblem problem = batched_problem(3, 300, 1, heads);
+  change(problem);
+  return forward_sm90_takes(problem, kHopper);
+}
+
+TEST(ForwardSm90, TakesJointLayoutsOfOneView) {
+  EXPECT_TRUE(takes([](AttentionProblem&) {}));
+  EXPECT_TRUE(takes([](AttentionProblem& p) { p.dtype = DType::kFloat16; }));
+  EXPECT_TRUE(takes([](AttentionProblem& p) { p.layout.clean_first = true; }));
+  EXPECT_TRUE(takes([](AttentionProblem& p) { p.layout.mask.block_size = 37; }));
+  EXPECT_TRUE(takes([](AttentionProblem& p) { p.layout.seqused_noisy = array(4096); }));
+  EXPECT_TRUE(
+      takes([](AttentionProblem& p) { p.layout.mask.clean = geometry::CleanRule::kCausal; }));
+  EXPECT_TRUE(
+      takes([](AttentionProblem& p) { p.layout.mask.noisy = geometry::NoisyRule::kCausal; }));
+  for (const int dim : {8, 40, 64}) {
+    EXPECT_TRUE(takes([](AttentionProblem&) {}, {8, 2, dim, 64})) << dim;
+  }
+}
+
+TEST(ForwardSm90, LeavesOtherProblems) {
+  EXPECT_FALSE(forward_sm90_takes(batched_problem(3, 300, 1, kHeads), limits_of(8, 0)));
+  EXPECT_FALSE(forward_sm90_takes(batched_problem(3, 300, 1, kHeads), limits_of(10, 0)));
+  EXPECT_FALSE(forward_sm90_takes(batched_problem(3, 300, 2, kHeads), kHopper));
+  EXPECT_FALSE(forward_sm90_takes(interleaved_problem(3, 300, kHeads), kHopper));
+  EXPECT_FALSE(forward_sm90_takes(sequence_problem(3, 300, 300, kHeads), kHopper));
+  EXPECT_FALSE(forward_sm90_takes(split_problem(3, 300, 300, 300, kHeads), kHopper));
+  for (const Heads heads : {Heads{8, 2, 128, 64},
+                            {8, 2, 64, 128},
+                            {8, 2, 96, 96},
+                            {8, 2, 256, 256},
+                            {8, 2, 120, 120}}) {
+    EXPECT_FALSE(takes([](AttentionProblem&) {}, heads)) << heads.dim;
+  }
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.softcap = 1.0; }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.dropout_p = 0.1; }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.layout.mask.origin = 1; }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.layout.origins = array(4096); }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.layout.mask.clean_window = 5; }));
+}
+
+TEST(ForwardSm90, LeavesTensorsThatNoMapDescribes) {
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.halves[0].q.head_stride = 0; }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.halves[0].k.row_stride *= -1; }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.halves[0].v.row_stride += 4; }));
+  EXPECT_FALSE(
+      takes([](AttentionProblem& p) { p.halves[0].out.batch_stride = std::int64_t{1} << 40; }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.halves[0].k.data = address(4098); }));
+  // What a dimension of one has for a stride does not matter.
+  EXPECT_TRUE(takes([](AttentionProblem& p) { p.halves[0].k.head_stride = 3; }, {8, 1, 128, 128}));
+}
+
+TEST(ForwardSm90, Launch) {
+  AttentionProblem problem = batched_problem(3, 300, 1, kHeads);
+  DeviceLimits limits = kHopper;
+  limits.sms = 100;
+  Recorder recorder(limits);
+  forward(problem, recorder);
+  ASSERT_EQ(recorder.launches.size(), 1u);
+  const Launch& launch = recorder.launches[0];
+  EXPECT_TRUE(key_of(launch.kernel) ==
+              key_of(ForwardSm90Kernel{{128, Element::kBFloat16, /*small_blocks=*/true}}));
+  EXPECT_TRUE(key_of(forward_kernels(problem, limits)[0]) == key_of(launch.kernel));
+  EXPECT_EQ(launch.ctas, 100);
+  const auto p = launch.as<ForwardSm90Params>();
+  EXPECT_EQ(p.grid.ctas(), 3 * 8 * 5);  // strips of 64 rows
+  EXPECT_EQ(p.ctas, 100);
+  EXPECT_EQ(p.rows, 300);
+  EXPECT_EQ(p.first_row[0], 0);
+  EXPECT_EQ(p.first_row[1], 300);
+  EXPECT_EQ(p.lse[0].data, problem.halves[0].lse.data);
+  EXPECT_EQ(p.lengths, nullptr);
+
+  problem.layout.mask.block_size = 48;
+  problem.layout.clean_first = true;
+  problem.layout.seqused_noisy = array(4096);
+  limits.sms = 1000;
+  Recorder other(limits);
+  forward(problem, other);
+  EXPECT_TRUE(key_of(other.launches[0].kernel) ==
+              key_of(ForwardSm90Kernel{{128, Element::kBFloat16, /*small_blocks=*/false}}));
+  EXPECT_EQ(other.launches[0].ctas, 3 * 8 * 5);
+  const auto q = other.launches[0].as<ForwardSm90Params>();
+  EXPECT_EQ(q.first_row[0], 300);
+  EXPECT_EQ(q.first_row[1], 0);
+  EXPECT_EQ(q.block_size, 48);
+  EXPECT_EQ(q.lengths, array(4096));
+}
+
+TEST(ForwardSm90, NoneWhereNothingIsWritten) {
+  Recorder recorder(kHopper);
+  forward(batched_problem(0, 300, 1, kHeads), recorder);
+  forward(batched_problem(3, 0, 1, kHeads), recorder);
+  EXPECT_TRUE(recorder.launches.empty());
+}
+
+TEST(ForwardSm90, TensorMaps) {
+  const AttentionProblem problem = batched_problem(3, 300, 1, kHeads);
+  Recorder recorder(kHopper);
+  forward(problem, recorder);
+  // q, out, k, v, and parts of k and v; of the noisy half, then of the clean half.
+  ASSERT_EQ(recorder.tensors.size(), 12u);
+  const TiledTensor& k = recorder.tensors[2];
+  EXPECT_EQ(k.data, problem.halves[0].k.data);
+  const unsigned long long dims[] = {64, 300, 2, 2, 3};
+  const unsigned long long strides[] = {2 * 2 * 128, 128, 2 * 128, 2 * 600 * 2 * 128};
+  const unsigned box[] = {64, 128, 2, 1, 1};
+  for (int d = 0; d < 5; ++d) {
+    EXPECT_EQ(k.dims[d], dims[d]) << d;
+    EXPECT_EQ(k.box[d], box[d]) << d;
+    if (d > 0) {
+      EXPECT_EQ(k.strides[d - 1], strides[d - 1]) << d;
+    }
+  }
+  EXPECT_EQ(k.swizzle, Swizzle::k128);
+  const TiledTensor& clean_v_part = recorder.tensors[11];
+  EXPECT_EQ(clean_v_part.data,
+            static_cast<const unsigned short*>(problem.halves[0].v.data) + 300 * 2 * 128);
+  EXPECT_EQ(clean_v_part.box[1], 64u);
+  EXPECT_EQ(clean_v_part.box[2], 1u);
+}
+
+TEST(ForwardSm90, SmallHeadDimsArePaddedByTheMaps) {
+  Recorder recorder(kHopper);
+  forward(batched_problem(3, 300, 1, {8, 2, 40, 24}), recorder);
+  EXPECT_EQ(recorder.tensors[0].dims[0], 40u);  // q
+  EXPECT_EQ(recorder.tensors[1].dims[0], 24u);  // out
+  EXPECT_EQ(recorder.tensors[0].box[0], 64u);
+  EXPECT_EQ(recorder.launches[0].as<ForwardSm90Params>().head_dim_v, 24);
+}
+
+TEST(ForwardSm90, Description) {
+  EXPECT_EQ(describe_forward(batched_problem(1, 64, 1, kHeads), kHopper),
+            "cuda attention_forward_sm90 dim=128 bf16 2x64x128 small blocks, 12 warps, persistent "
+            "CTAs");
+}
+
+}  // namespace
+}  // namespace stepwell::cuda
