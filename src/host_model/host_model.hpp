@@ -137,7 +137,6 @@ void fence_proxy_async(Loc loc);
 
 /// The counterpart of cuTensorMapEncodeTiled. Throws Error where that would fail.
 TensorMap encode_tensor_map(const TiledTensor& tensor);
-void prefetch_tensormap(const TensorMap& map, Loc loc);
 void tensor_load(u32 to, const TensorMap& map, const std::array<int, 5>& coordinates, u32 mbarrier,
                  Loc loc);
 void tensor_store(const TensorMap& map, u32 from, const std::array<int, 5>& coordinates, Loc loc);

@@ -113,12 +113,6 @@ TensorMap encode_tensor_map(const TiledTensor& tensor) {
   return map;
 }
 
-void prefetch_tensormap(const TensorMap& map, Loc loc) {
-  Encoded tensor;
-  std::memcpy(&tensor, &map, sizeof tensor);
-  decode(map, tensor.rank, loc);
-}
-
 // ---- to shared memory --------------------------------------------------------------------------
 
 void tensor_load(u32 to, const TensorMap& map, const std::array<int, 5>& coordinates, u32 mbarrier,

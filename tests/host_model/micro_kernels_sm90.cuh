@@ -149,7 +149,6 @@ __global__ void micro_tensor_load(const __grid_constant__ TensorMap map, u32 box
   const u32 base = ptx::shared_base();
   const u32 data = base + 1024;
   if (ptx::elect_one()) {
-    ptx::prefetch_tensormap(map);
     ptx::mbarrier_init(base, 1);
     ptx::fence_mbarrier_init();
     ptx::mbarrier_arrive_expect_tx(base, 8 * box_words);

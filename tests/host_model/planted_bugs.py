@@ -22,6 +22,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import planted_bugs_sm90 as sm90
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 FORWARD = "cuda/attention/forward_sm80.cuh"
 BACKWARD = "cuda/attention/backward_sm80.cuh"
@@ -81,16 +83,22 @@ class Bug:
 
 
 def forward(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
-    return Bug(name, "forward", path, old, new, **rest)
+    return Bug(name, "forward", path, old, new, device=MMA, **rest)
 
 
 def backward(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
     return Bug(name, "backward", path, old, new, **rest)
 
 
-CONTROLS = [Bug("none", "forward", quick=True), Bug("none", "backward", quick=True)]
-
+MMA = "cuda-model:mma"  # where the kernels for sm_90a take no problem from the others
 SMALL = "cuda-model:8.6"
+
+CONTROLS = [
+    Bug("none", "forward", quick=True, device=MMA),
+    Bug("none", "forward_sm90", quick=True),
+    Bug("none", "backward", quick=True),
+]
+
 TILE_HERE = "ptx::bar_sync(0, C.threads());  // this tile is here"
 BUGS = [
     forward(
@@ -420,6 +428,13 @@ SYNCHRONISING = (
 )
 
 
+BUGS += [Bug(family="forward_sm90", **bug) for bug in sm90.BUGS]
+
+
+def cases_of(family: str) -> list[str]:
+    return sm90.CASES if family == "forward_sm90" else CASES
+
+
 def deletions() -> list[Bug]:
     """One bug for each synchronising statement of the kernels: it is removed."""
     bugs = []
@@ -428,7 +443,17 @@ def deletions() -> list[Bug]:
         for match in re.finditer(SYNCHRONISING, text):
             line = text.count("\n", 0, match.start()) + 1
             statement = " ".join(match.group().split()).replace("ptx::", "")
-            bugs.append(Bug(f"line {line}: {statement}", family, path, new=";", span=match.span()))
+            device = MMA if family == "forward" else "cuda-model"
+            bugs.append(
+                Bug(
+                    f"line {line}: {statement}",
+                    family,
+                    path,
+                    new=";",
+                    span=match.span(),
+                    device=device,
+                )
+            )
     return bugs
 
 
@@ -452,7 +477,7 @@ class Prober:
     def __init__(self, build: Path, compiler: str, work: Path) -> None:
         self.build, self.compiler, self.work = build, compiler, work
         self.generated = {}
-        for family in ("forward", "backward"):
+        for family in ("forward", "forward_sm90", "backward"):
             folder = work / family
             folder.mkdir()
             generator = build / "tests" / "host_model" / "generate_model_kernels"
@@ -471,7 +496,10 @@ class Prober:
             (sources / bug.path).write_text(patched(bug))
         library = self.work / "kernels.so"
         # Hidden: the program has functions of the same names.
-        flags = "-std=c++20 -O1 -w -fPIC -shared -fvisibility=hidden -fvisibility-inlines-hidden"
+        flags = (
+            "-std=c++20 -O1 -w -Wno-psabi -fPIC -shared"
+            " -fvisibility=hidden -fvisibility-inlines-hidden"
+        )
         defines = "-DSTEPWELL_HOST_MODEL -DFMT_HEADER_ONLY"
         includes = [f"-I{folder}" for folder in (sources, ROOT / "tests", ROOT / "include")]
         files = self.generated[bug.family]
@@ -488,12 +516,13 @@ class Prober:
             raise SystemExit(f"{bug.name}: the kernels do not compile with it")
         return library
 
-    def run(self, library: Path, mode: str, device: str) -> tuple[str, str]:
+    def run(self, library: Path, mode: str, bug: Bug) -> tuple[str, str]:
         """How the bug shows ("-": not at all), and the message."""
-        names = ":".join(f"*/{case}_bf16" for case in CASES)
+        cases = cases_of(bug.family)
+        names = ":".join(f"*/{case}_bf16" for case in cases)
         command = [
             self.build / "tests" / "test_operators",
-            f"--device={device}",
+            f"--device={bug.device}",
             f"--mode={mode}",
             f"--kernels={library}",
             f"--gtest_filter={names}",
@@ -507,8 +536,8 @@ class Prober:
         output = run.stdout + run.stderr
         ran = re.search(r"(\d+) tests? from", output)
         if run.returncode == 0:
-            if not ran or int(ran[1]) != len(CASES):
-                raise SystemExit(f"{len(CASES)} cases expected:\n{output}")
+            if not ran or int(ran[1]) != len(cases):
+                raise SystemExit(f"{len(cases)} cases expected:\n{output}")
             return "-", ""
         if error := re.search(r'description "(.*?), (\w+): (.*)" thrown', output, re.DOTALL):
             return error[2], error[3].replace("\n", " ")
@@ -534,7 +563,7 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "cpu")
     parser.add_argument("--compiler", default=os.environ.get("CXX", "g++"))
     parser.add_argument("--only", default="", help="part of the bugs' names")
-    parser.add_argument("--family", choices=["forward", "backward"])
+    parser.add_argument("--family", choices=["forward", "forward_sm90", "backward"])
     parser.add_argument("--quick", action="store_true", help="the few bugs that CI runs")
     parser.add_argument("--matrix", action="store_true", help="every mode, not only checked")
     parser.add_argument("--delete", action="store_true", help="remove synchronising statements")
@@ -552,7 +581,7 @@ def main() -> int:
         prober = Prober(args.build.resolve(), args.compiler, Path(work))
         for bug in bugs:
             library = prober.compile(bug)
-            found = {name: prober.run(library, mode, bug.device) for name, mode in modes.items()}
+            found = {name: prober.run(library, mode, bug) for name, mode in modes.items()}
             cells = " | ".join(how for how, _ in found.values())
             print(f"| {bug.family} | {bug.name} | {cells} |", flush=True)
             how, message = found["checked"]

@@ -511,7 +511,12 @@ def test_strides(kind):
     views = [x.requires_grad_() for x in views]
     out = stepwell.diffusion_attn_func(*views, 8)
     expected = stepwell.diffusion_attn_func(*dense_tensors, 8)
-    assert torch.equal(out, expected)
+    # No tensor map has a stride of 0: on Hopper another kernel takes expanded tensors.
+    same_kernel = kind != "expanded" or torch.cuda.get_device_capability() != (9, 0)
+    if same_kernel:
+        assert torch.equal(out, expected)
+    else:
+        torch.testing.assert_close(out, expected, rtol=2**-7, atol=1e-3)
     # dout: expanded, and a slice whose rows start anywhere.
     wide = torch.randn(2, 96, 4, 67, dtype=BF16, device="cuda")
     for dout in (torch.ones((), dtype=BF16, device="cuda").expand_as(out), wide[..., 1:65]):
@@ -519,7 +524,10 @@ def test_strides(kind):
         expected_grads = torch.autograd.grad(
             expected, dense_tensors, dout.contiguous(), retain_graph=True
         )
-        assert_same(expected_grads, grads, ("dq", "dk", "dv"))
+        if same_kernel:
+            assert_same(expected_grads, grads, ("dq", "dk", "dv"))
+        else:
+            torch.testing.assert_close(grads, expected_grads, rtol=2**-6, atol=1e-2)
 
 
 # ----------------------------------------------------------------------------------- refusals

@@ -115,15 +115,6 @@ __device__ __forceinline__ void fence_proxy_async(Loc loc = Loc::current()) {
 // element has these coordinates; in shared memory it is contiguous but for the map's swizzle, and
 // aligned to 128 bytes. The map lies in the kernel's parameters (__grid_constant__).
 
-// "prefetch.tensormap"
-__device__ __forceinline__ void prefetch_tensormap(const TensorMap& map, Loc loc = Loc::current()) {
-#if defined(STEPWELL_HOST_MODEL)
-  model::prefetch_tensormap(map, loc);
-#else
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-#endif
-}
-
 // Completes on an mbarrier with the box's bytes.
 __device__ __forceinline__ void tensor_load_5d(u32 to, const TensorMap& map, u32 barrier, int c0,
                                                int c1, int c2, int c3, int c4,

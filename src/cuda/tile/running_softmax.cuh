@@ -110,7 +110,8 @@ __device__ __forceinline__ void move_references(float (&s)[kPieces][4], RunningR
         s[i][2 * r + 1] -= taken;
       }
     }
-    ptx::st_shared_v2(bases.mine(), base[0], base[1]);
+    ptx::st_shared_v2(bases.mine(), static_cast<int>(ptx::bits_of(base[0])),
+                      static_cast<int>(ptx::bits_of(base[1])));
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) rows[r].sum = kFirst ? 0.0f : rows[r].sum * rescale[r];
