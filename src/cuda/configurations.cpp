@@ -1,7 +1,7 @@
 // Which configuration a problem gets.
 //
-// Measured, on an H200 with bf16 and no option: forward at head dims 64 and 128, backward at 64 and
-// 128. Everything else follows from shared memory and registers, and was compiled, not timed.
+// Measured, on an H200 with bf16 and no option, at equal head dims of q and v. Everything else
+// follows from shared memory and registers, and was compiled, not timed.
 #include "cuda/configurations.hpp"
 
 #include <algorithm>
@@ -38,6 +38,7 @@ constexpr ForwardTiles kForwardTiles[] = {
     {4, 32, 64, 3},                  // three CTAs of 168 registers: head dim 64
     {4, 32, 64, 2},                  // 128 x 64: fastest at head dims 64 and 128
     {4, 32, 32, 2},                  // where two CTAs with the former exceed shared memory
+    {8, 16, 96, 1},                  // head dims past 128: fewer barriers
     {8, 16, 64, 1},                  // 128 x 64 in one CTA: fits wherever two halves would not
     {8, 16, 32, 1}, {6, 16, 32, 1},  // 96 rows: head dim 192 in 99 KB
     {4, 16, 32, 1}, {3, 16, 32, 1},  // 48 rows: head dim 256 in 99 KB
@@ -47,9 +48,9 @@ constexpr ForwardTiles kForwardTiles[] = {
 // tile_kv, and half. Past 128 + 64 the compiler spills; with dropout's counters past 64 + 64.
 bool has_registers(const ForwardTiles& tiles, const KernelTraits& traits,
                    const DeviceLimits& limits) {
-  if (tiles.rows_per_warp == 16) return true;
   const int head_dim = native_head_dim(traits.head_dim);
   const int head_dim_v = native_head_dim(traits.head_dim_v);
+  if (tiles.rows_per_warp == 16) return tiles.tile_kv <= 64 || std::min(head_dim, head_dim_v) > 128;
   const bool plain = !traits.softcap && head_dim == head_dim_v;
   if (tiles.ctas_per_sm == 3) return plain && !traits.dropout && head_dim == 64;
   const bool early = limits.major >= 10 || traits.softcap;  // spills a little earlier
@@ -82,6 +83,8 @@ struct BackwardTiles {
 constexpr BackwardTiles kBackwardTiles[] = {
     {Needs::kLeanBf16, 4, 64, 128, 0, 4, 2, 1, 2},  // by key: 1.3 times the next at head dim 64
     {Needs::kLean, 8, 64, 128, 2, 4, 2, 2, 1},      // fastest at 128
+    {Needs::kLean, 8, 64, 128, 2, 4, 4, 2, 1},  // at 96: 16 columns of dQ divide half of it only
+    {Needs::kLean, 8, 64, 96, 4, 2, 4, 2, 1},   // at 192: 1.13 times 64 keys
     {Needs::kAny, 4, 64, 64, 2, 2, 2, 2, 2},
     {Needs::kAny, 8, 64, 64, 4, 2, 4, 2, 1},  // dK and dV in half as many registers
     {Needs::kAny, 8, 64, 64, 4, 2, 4, 1, 1},
