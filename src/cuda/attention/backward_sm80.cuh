@@ -85,7 +85,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       }
       return;
     }
-    const KeyTile tile = locate_key_tile<C>(p, item);
+    const KeyTile tile = locate_key_tile(p, item, C.tile_kv);
     const i64 batch = tile.sample.batch_index;
     if (!tile.padding.empty()) {
       const i64 row = tile.first_row + tile.padding.begin;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       const Half half = thread == 0 ? Half::kNoisy : Half::kClean;
       QueryWalk walk{};
       if (half == Half::kNoisy || kh == 1) {
-        walk = query_walk<C>(tile.sample.mask, half, tile.half, tile.keys);
+        walk = query_walk(tile.sample.mask, half, tile.half, tile.keys, C.tile_q, C.tile_kv);
       }
       ptx::st_shared_object(shared + kPlan.walks + thread * kWalkBytes, walk);
     }
@@ -145,8 +145,8 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       const int h = segment < views ? 0 : 1;
       QueryWalk queries;
       ptx::ld_shared_object(shared + kPlan.walks + h * kWalkBytes, queries);
-      const KeyTile tile = locate_key_tile<C>(
-          p, tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index_again<0>())));
+      const KeyTile tile = locate_key_tile(
+          p, tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index_again<0>())), C.tile_kv);
       const i64 batch = tile.sample.batch_index;
       const i64 row = h == 0 ? tile.sample.noisy.first + segment * tile.sample.view_stride
                              : tile.sample.clean_q.first;
@@ -529,8 +529,8 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   store(dk, shared + kPlan.k, kDimBytes, here().grad_dim(), p.softmax_scale);
   store(dv, shared + kPlan.v, kDimVBytes, here().grad_dim_v(), 1.0f);
   ptx::bar_sync(0, C.threads());
-  const KeyTile tile = locate_key_tile<C>(
-      p, tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index_again<0>())));
+  const KeyTile tile = locate_key_tile(
+      p, tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index_again<0>())), C.tile_kv);
   const int kh = static_cast<int>(tile.half);
   const i64 row = tile.first_row + tile.keys.begin;
   write_tile<C.tile_kv, C.head_dim, C.threads()>(
