@@ -110,13 +110,15 @@ def _last_dim_contiguous(tensor: torch.Tensor) -> torch.Tensor:
 def _is_aligned(tensor: torch.Tensor) -> bool:
     """Whether the CUDA kernels, which move 16 bytes at a time, can read the rows of a tensor."""
     strides = tensor.stride()
+    elements = 16 // tensor.element_size()  # a power of two
     odd = tensor.data_ptr() & 15
     for stride in strides[:-1]:
-        odd |= stride & 7
+        odd |= stride & (elements - 1)
     if not odd and strides[-1] == 1:
         return True
     used = [s for s, extent in zip(strides[:-1], tensor.shape[:-1], strict=True) if extent > 1]
-    return strides[-1] == 1 and tensor.data_ptr() % 16 == 0 and all(s % 8 == 0 for s in used)
+    aligned = tensor.data_ptr() % 16 == 0 and all(s % elements == 0 for s in used)
+    return strides[-1] == 1 and aligned
 
 
 # Of each operator: the arguments whose rows kernels read.

@@ -136,11 +136,15 @@ constexpr F32Tiles kF32Tiles[] = {
     {2, 1, 1},  // backward, head dim 256 in 99 KB
 };
 
-// What stays in a thread's registers through the walk; past these the compiler spills.
+// Floats of results that stay in a thread's registers through the walk; past these the compiler
+// spills. Beside dQ stand the row values.
 constexpr int kF32Accumulators = 128;
+constexpr int kF32DqAccumulators = 64;
 
+/// The first tiles for which `fits_registers` and whose plan, `bytes`, fits.
+template <typename Bytes, typename FitsRegisters>
 F32Config f32_config(const KernelTraits& traits, const DeviceLimits& limits, const char* pass,
-                     int (*bytes)(F32Config), int (*accumulators)(F32Config)) {
+                     Bytes&& bytes, FitsRegisters&& fits_registers) {
   for (const F32Tiles& tiles : kF32Tiles) {
     const F32Config config{.head_dim = native_head_dim_f32(traits.head_dim),
                            .head_dim_v = native_head_dim_f32(traits.head_dim_v),
@@ -149,8 +153,7 @@ F32Config f32_config(const KernelTraits& traits, const DeviceLimits& limits, con
                            .ctas_per_sm = tiles.ctas_per_sm,
                            .softcap = traits.softcap,
                            .dropout = traits.dropout};
-    if (accumulators(config) <= kF32Accumulators &&
-        fits(bytes(config), tiles.ctas_per_sm, limits)) {
+    if (fits_registers(config) && fits(bytes(config), tiles.ctas_per_sm, limits)) {
       return config;
     }
   }
@@ -219,19 +222,19 @@ RowsConfig finish_config(const KernelTraits& traits) {
 F32Config forward_f32_config(const KernelTraits& traits, const DeviceLimits& limits) {
   return f32_config(
       traits, limits, "forward", [](F32Config c) { return forward_f32_plan(c).bytes; },
-      [](F32Config c) { return c.rows * c.head_dim_v / 8; });
+      [](F32Config c) { return c.rows * c.head_dim_v / 8 <= kF32Accumulators; });
 }
 
 F32Config backward_dq_f32_config(const KernelTraits& traits, const DeviceLimits& limits) {
   return f32_config(
       traits, limits, "backward", [](F32Config c) { return backward_dq_f32_plan(c).bytes; },
-      [](F32Config c) { return c.rows * c.head_dim / 8; });
+      [](F32Config c) { return c.rows * c.head_dim / 8 <= kF32DqAccumulators; });
 }
 
 F32Config backward_dkv_f32_config(const KernelTraits& traits, const DeviceLimits& limits) {
   return f32_config(
       traits, limits, "backward", [](F32Config c) { return backward_dkv_f32_plan(c).bytes; },
-      [](F32Config c) { return c.rows * (c.head_dim + c.head_dim_v) / 8; });
+      [](F32Config c) { return c.rows * (c.head_dim + c.head_dim_v) / 8 <= kF32Accumulators; });
 }
 
 // ----------------------------------------------------------------------------------------- listing
