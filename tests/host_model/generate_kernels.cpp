@@ -3,8 +3,8 @@
 //
 //   generate_kernels FOLDER PARTS [FAMILY]
 //
-// With a FAMILY (forward or backward): of a few kernels of that family only, for planted bugs, with
-// an entry point for --kernels of the operator table.
+// With a FAMILY (forward, backward or f32): of a few kernels of that family only, for planted bugs,
+// with an entry point for --kernels of the operator table.
 #include <fmt/format.h>
 
 #include <cstdio>

@@ -98,6 +98,18 @@ std::vector<cuda::AttentionKernel> modelled_kernels() {
 
 std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
   std::vector<cuda::AttentionKernel> kernels;
+  if (family == "f32") {
+    const cuda::DeviceLimits limits = cuda::limits_of(9, 0);
+    for (const KernelTraits& traits : {KernelTraits{64, 64, Element::kFloat32, false, false},
+                                       KernelTraits{64, 64, Element::kFloat32, true, true},
+                                       KernelTraits{128, 128, Element::kFloat32, false, false}}) {
+      kernels.emplace_back(cuda::ForwardF32Kernel{cuda::forward_f32_config(traits, limits)});
+      kernels.emplace_back(cuda::BackwardDqF32Kernel{cuda::backward_dq_f32_config(traits, limits)});
+      kernels.emplace_back(
+          cuda::BackwardDkvF32Kernel{cuda::backward_dkv_f32_config(traits, limits)});
+    }
+    return kernels;
+  }
   for (const cuda::DeviceLimits& limits : modelled_limits()) {
     for (const KernelTraits& traits : {KernelTraits{64, 64, Element::kBFloat16, false, false},
                                        KernelTraits{64, 64, Element::kBFloat16, true, true},

@@ -515,14 +515,15 @@ def test_lengths_out_of_bounds_stay_inside(cu_seqlens):
 # -------------------------------------------------------------------------------------- sizes
 
 
-def test_offsets_past_32_bits():
+@every_kernel
+def test_offsets_past_32_bits(dtype):
     """The last sample of tensors with more than 2^31 elements."""
     batch, rows, heads, dim = 66, 512, 256, 256
     assert batch * rows * heads * dim > 2**31
     if torch.cuda.mem_get_info()[0] < 60 * 2**30:
         pytest.skip("less than 60 GiB of GPU memory")
-    q = torch.empty(batch, rows, heads, dim, dtype=BF16, device="cuda").normal_()
-    k = torch.empty(batch, rows, 1, dim, dtype=BF16, device="cuda").normal_()
+    q = torch.empty(batch, rows, heads, dim, dtype=dtype, device="cuda").normal_()
+    k = torch.empty(batch, rows, 1, dim, dtype=dtype, device="cuda").normal_()
     q.requires_grad_()
     k.requires_grad_()
     out = stepwell.diffusion_attn_func(q, k, k, 16)

@@ -2,15 +2,14 @@
 // models: exact before fast.
 //
 // A CTA owns a tile of query rows of one segment and head and walks the key tiles that any of its
-// rows sees, own view first, then clean keys. 4 warps; a row's scores, its P in shared memory and
-// its output lie in one warp, so that P needs no barrier. A warp without a visible pair in a tile
-// takes no part in it.
+// rows sees, own view first, then clean keys. 4 warps, each with rows of its own; one without a
+// visible pair in a tile takes no part in it.
 //
 // Shared memory: Q, one K tile, one V tile, P, the rows' intervals (f32_config.hpp).
 //
 // One key tile:
-//   K is here, barrier | S = Q K^T | barrier, request the next K | P
-//   V is here, barrier | O += P V  | barrier, request the next V
+//   K is here, barrier       | S = Q K^T | barrier, request the next K | P
+//   V and P are here, barrier | O += P V | barrier, request the next V
 //
 // Accuracy: as the CPU backend. Exponents are differences to the row maximum, taken first, exp2 is
 // a polynomial (math_f32.cuh), and the sums of a tile are rounded by themselves before they are
@@ -166,10 +165,9 @@ __device__ __forceinline__ void attention_forward_f32(const ForwardParamsF32& p)
         }
       }
       store_scores_f32(p_row + lane % 8 * 4, C.score_bytes(), s);
-      ptx::syncwarp();
     }
     ptx::cp_async_wait_group<1>();
-    ptx::bar_sync(0, C.threads());  // V is here
+    ptx::bar_sync(0, C.threads());  // V is here, and P
     if (sees) {
       add_product_f32<C.tile_columns()>(out, rescale, p_row, C.score_bytes(),
                                         shared + kPlan.v + lane % 8 * 16, kDimVBytes, p.head_dim_v);

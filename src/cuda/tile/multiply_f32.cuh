@@ -14,13 +14,13 @@ struct F32x4 {
   float x[4];
 };
 
-__device__ __forceinline__ F32x4 ld_shared_f32x4(u32 address) {
-  const U32x4 v = ptx::ld_shared_v4(address);
+__device__ __forceinline__ F32x4 ld_shared_f32x4(u32 address, Loc loc = Loc::current()) {
+  const U32x4 v = ptx::ld_shared_v4(address, loc);
   return {{ptx::float_of(v.x), ptx::float_of(v.y), ptx::float_of(v.z), ptx::float_of(v.w)}};
 }
 
-__device__ __forceinline__ F32x4 ld_global_f32x4(const float* from) {
-  const U32x4 v = ptx::ld_global_v4(from);
+__device__ __forceinline__ F32x4 ld_global_f32x4(const float* from, Loc loc = Loc::current()) {
+  const U32x4 v = ptx::ld_global_v4(from, loc);
   return {{ptx::float_of(v.x), ptx::float_of(v.y), ptx::float_of(v.z), ptx::float_of(v.w)}};
 }
 
