@@ -136,10 +136,14 @@ constexpr F32Tiles kF32Tiles[] = {
     {2, 1, 1},  // backward, head dim 256 in 99 KB
 };
 
-// Floats of results that stay in a thread's registers through the walk; past these the compiler
-// spills. Beside dQ stand the row values.
-constexpr int kF32Accumulators = 128;
-constexpr int kF32DqAccumulators = 64;
+// Registers for results, which stay in them through the walk, and for what a product takes of each
+// row beside them; past these the compilers spill.
+constexpr int kF32ForwardRegisters = 192;
+constexpr int kF32BackwardRegisters = 160;  // row values and dP are there too
+
+constexpr int f32_registers(const F32Config& c, int columns) {
+  return c.rows * columns / 8 + 16 * c.rows;
+}
 
 /// The first tiles for which `fits_registers` and whose plan, `bytes`, fits.
 template <typename Bytes, typename FitsRegisters>
@@ -222,19 +226,21 @@ RowsConfig finish_config(const KernelTraits& traits) {
 F32Config forward_f32_config(const KernelTraits& traits, const DeviceLimits& limits) {
   return f32_config(
       traits, limits, "forward", [](F32Config c) { return forward_f32_plan(c).bytes; },
-      [](F32Config c) { return c.rows * c.head_dim_v / 8 <= kF32Accumulators; });
+      [](F32Config c) { return f32_registers(c, c.head_dim_v) <= kF32ForwardRegisters; });
 }
 
 F32Config backward_dq_f32_config(const KernelTraits& traits, const DeviceLimits& limits) {
   return f32_config(
       traits, limits, "backward", [](F32Config c) { return backward_dq_f32_plan(c).bytes; },
-      [](F32Config c) { return c.rows * c.head_dim / 8 <= kF32DqAccumulators; });
+      [](F32Config c) { return f32_registers(c, c.head_dim) <= kF32BackwardRegisters; });
 }
 
 F32Config backward_dkv_f32_config(const KernelTraits& traits, const DeviceLimits& limits) {
   return f32_config(
       traits, limits, "backward", [](F32Config c) { return backward_dkv_f32_plan(c).bytes; },
-      [](F32Config c) { return c.rows * (c.head_dim + c.head_dim_v) / 8 <= kF32Accumulators; });
+      [](F32Config c) {
+        return f32_registers(c, c.head_dim + c.head_dim_v) <= kF32BackwardRegisters;
+      });
 }
 
 // ----------------------------------------------------------------------------------------- listing

@@ -550,7 +550,7 @@ BUGS = [
     f32(
         "next dO requested while dO is read",
         DKV_F32,
-        f"{BAR}  // all are done with dO",
+        f"{BAR}  // all are done with dO, and dS is here",
         "//",
         quick=True,
     ),

@@ -181,7 +181,7 @@ class ModelRunner final : public CudaRunner {
     return c;
   }
   std::uint64_t random_cases() const override { return 60; }
-  std::size_t probe_step() const override { return 12; }
+  std::size_t probe_step() const override { return 20; }
 
  private:
   static cuda::Element element_of(const Case& c) {

@@ -144,8 +144,7 @@ __device__ __forceinline__ void attention_backward_dkv_f32(const BackwardParamsF
       tile.keys.size(), p.head_dim);
   request_tile_f32<C.tile_rows(), C.head_dim_v, C.threads()>(
       shared + kPlan.v, p.v[kh].at(batch, first, item.head_kv), p.v[kh].row_stride, 0,
-      tile.keys.size(), p.head_dim_v);
-  ptx::cp_async_commit_group();
+      tile.keys.size(), p.head_dim_v);  // both go with the first dO
   static_assert(sizeof(QueryWalk) <= kWalkBytes);
   if (thread < 2) {
     const Half half = thread == 0 ? Half::kNoisy : Half::kClean;
@@ -304,9 +303,8 @@ __device__ __forceinline__ void attention_backward_dkv_f32(const BackwardParamsF
                                         p.head_dim_v);
       ptx::syncwarp();
       store_scores_f32(p_row + lane % 8 * 4, C.score_bytes(), dp);
-      ptx::syncwarp();
     }
-    ptx::bar_sync(0, C.threads());  // all are done with dO
+    ptx::bar_sync(0, C.threads());  // all are done with dO, and dS is here
     ++walk.tile;
     more = walk.find();
     if (more) request_dout();

@@ -202,7 +202,6 @@ __device__ __forceinline__ void attention_backward_dq_f32(const BackwardParamsF3
       if (more) request_k();
       ptx::cp_async_commit_group();
     }
-    ptx::cp_async_wait_group<0>();
   };
 
   // ---- row values
