@@ -126,6 +126,51 @@ bool has_registers(const BackwardConfig& c, Needs needs, const DeviceLimits& lim
          gradients + dq <= (early && c.tile_kv == 128 ? 168 : 192);
 }
 
+// ---------------------------------------------------------------------------------------- float32
+
+struct F32Tiles {
+  int rows;
+  int columns;
+  int ctas_per_sm;
+};
+
+// The best first; compiled, not timed. A thread's rows x columns scores take rows + columns loads
+// for 4 x rows x columns multiply-adds, and two CTAs hide more than one.
+constexpr F32Tiles kF32Tiles[] = {
+    {4, 8, 2}, {4, 4, 2}, {2, 4, 2}, {4, 4, 1}, {2, 4, 1}, {2, 2, 1},  // head dim 256 in 99 KB
+    {2, 1, 1},  // backward, head dim 256 in 99 KB
+};
+
+// Registers for results, which stay in them through the walk, and for what a product takes of each
+// row beside them; past these the compilers spill.
+constexpr int kF32ForwardRegisters = 192;
+constexpr int kF32BackwardRegisters = 160;  // row values and dP are there too
+
+constexpr int f32_registers(const F32Config& c, int columns) {
+  return c.rows * columns / 8 + 16 * c.rows;
+}
+
+/// The first tiles for which `fits_registers` and whose plan, `bytes`, fits.
+template <typename Bytes, typename FitsRegisters>
+F32Config f32_config(const KernelTraits& traits, const DeviceLimits& limits, const char* pass,
+                     Bytes&& bytes, FitsRegisters&& fits_registers) {
+  for (const F32Tiles& tiles : kF32Tiles) {
+    const F32Config config{.head_dim = native_head_dim_f32(traits.head_dim),
+                           .head_dim_v = native_head_dim_f32(traits.head_dim_v),
+                           .rows = tiles.rows,
+                           .columns = tiles.columns,
+                           .ctas_per_sm = tiles.ctas_per_sm,
+                           .softcap = traits.softcap,
+                           .dropout = traits.dropout};
+    if (fits_registers(config) && fits(bytes(config), tiles.ctas_per_sm, limits)) {
+      return config;
+    }
+  }
+  throw Error(ErrorKind::kNotImplemented,
+              fmt::format("head dims {} and {}: no {} kernel fits {} bytes of shared memory",
+                          traits.head_dim, traits.head_dim_v, pass, limits.shared_bytes_per_cta));
+}
+
 }  // namespace
 
 ForwardConfig forward_config(const KernelTraits& traits, const DeviceLimits& limits) {
@@ -183,6 +228,27 @@ RowsConfig finish_config(const KernelTraits& traits) {
   return {.dim = native_head_dim(traits.head_dim), .element = traits.element};
 }
 
+F32Config forward_f32_config(const KernelTraits& traits, const DeviceLimits& limits) {
+  return f32_config(
+      traits, limits, "forward", [](F32Config c) { return forward_f32_plan(c).bytes; },
+      [](F32Config c) { return f32_registers(c, c.head_dim_v) <= kF32ForwardRegisters; });
+}
+
+F32Config backward_dq_f32_config(const KernelTraits& traits, const DeviceLimits& limits) {
+  return f32_config(
+      traits, limits, "backward", [](F32Config c) { return backward_dq_f32_plan(c).bytes; },
+      [](F32Config c) { return f32_registers(c, c.head_dim) <= kF32BackwardRegisters; });
+}
+
+F32Config backward_dkv_f32_config(const KernelTraits& traits, const DeviceLimits& limits) {
+  return f32_config(
+      traits, limits, "backward", [](F32Config c) { return backward_dkv_f32_plan(c).bytes; },
+      [&limits](F32Config c) {
+        const bool spills = limits.major >= 10 && c.softcap && c.dropout && c.columns == 8;
+        return !spills && f32_registers(c, c.head_dim + c.head_dim_v) <= kF32BackwardRegisters;
+      });
+}
+
 // ----------------------------------------------------------------------------------------- listing
 
 std::vector<AttentionKernel> all_kernels(const DeviceLimits& limits) {
@@ -200,6 +266,18 @@ std::vector<AttentionKernel> all_kernels(const DeviceLimits& limits) {
       }
       kernels.emplace_back(PrepareKernel{{head_dim, element}});
       kernels.emplace_back(FinishKernel{{head_dim, element}});
+    }
+  }
+  for (const int head_dim : kNativeHeadDimsF32) {
+    for (const int head_dim_v : kNativeHeadDimsF32) {
+      for (const bool softcap : {false, true}) {
+        for (const bool dropout : {false, true}) {
+          const KernelTraits traits{head_dim, head_dim_v, Element::kFloat32, softcap, dropout};
+          kernels.emplace_back(ForwardF32Kernel{forward_f32_config(traits, limits)});
+          kernels.emplace_back(BackwardDqF32Kernel{backward_dq_f32_config(traits, limits)});
+          kernels.emplace_back(BackwardDkvF32Kernel{backward_dkv_f32_config(traits, limits)});
+        }
+      }
     }
   }
   return kernels;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <initializer_list>
+#include <type_traits>
 
 namespace stepwell::cuda {
 namespace {
@@ -96,6 +97,38 @@ Description describe(const PrepareKernel& kernel) {
 
 Description describe(const FinishKernel& kernel) { return describe_rows(kernel.config, "finish"); }
 
+Description describe_f32(const F32Config& config, const char* pass, const char* params_type) {
+  const auto& [head_dim, head_dim_v, rows, columns, ctas_per_sm, softcap, dropout] = config;
+  return {
+      .name = fmt::format("attention_{}_f32 dim={} dim_v={} {}x{}{}", pass, head_dim, head_dim_v,
+                          config.tile_rows(), config.tile_columns(), option_text(softcap, dropout)),
+      .header = fmt::format("cuda/attention/{}_f32.cuh", pass),
+      .function = fmt::format("attention_{}_f32", pass),
+      .config_type = "F32Config",
+      .config_values = fmt::format("{}, {}, {}, {}, {}, {}, {}", head_dim, head_dim_v, rows,
+                                   columns, ctas_per_sm, softcap, dropout),
+      .params_type = params_type,
+      .ctas_per_sm = ctas_per_sm,
+      .factors = {{"kernel", fmt::format("{}_f32", pass)},
+                  {"head_dim", std::to_string(head_dim)},
+                  {"head_dim_v", std::to_string(head_dim_v)},
+                  {"element", "f32"},
+                  {"softcap", on_off(softcap)},
+                  {"dropout", on_off(dropout)}}};
+}
+
+Description describe(const ForwardF32Kernel& kernel) {
+  return describe_f32(kernel.config, "forward", "ForwardParamsF32");
+}
+
+Description describe(const BackwardDqF32Kernel& kernel) {
+  return describe_f32(kernel.config, "backward_dq", "BackwardParamsF32");
+}
+
+Description describe(const BackwardDkvF32Kernel& kernel) {
+  return describe_f32(kernel.config, "backward_dkv", "BackwardParamsF32");
+}
+
 KernelKey make_key(int family, std::initializer_list<int> values) {
   KernelKey key;
   std::size_t at = 0;
@@ -120,18 +153,39 @@ KernelKey key(int family, const BackwardKernel& kernel) {
                    warps_key, warps_dq, stages, ctas_per_sm, stmatrix, softcap, dropout});
 }
 
-template <typename RowsKernel>
-KernelKey key(int family, const RowsKernel& kernel) {
-  const auto& [dim, element] = kernel.config;
+KernelKey key(int family, const RowsConfig& config) {
+  const auto& [dim, element] = config;
   return make_key(family, {dim, static_cast<int>(element)});
+}
+
+KernelKey key(int family, const F32Config& config) {
+  const auto& [head_dim, head_dim_v, rows, columns, ctas_per_sm, softcap, dropout] = config;
+  return make_key(family, {head_dim, head_dim_v, rows, columns, ctas_per_sm, softcap, dropout});
+}
+
+template <typename Kernel>
+KernelKey key(int family, const Kernel& kernel) {
+  return key(family, kernel.config);
 }
 
 int shared_bytes(const ForwardKernel& kernel) { return forward_plan(kernel.config).bytes; }
 int shared_bytes(const BackwardKernel& kernel) { return backward_plan(kernel.config).bytes; }
 int shared_bytes(const PrepareKernel&) { return 0; }
 int shared_bytes(const FinishKernel&) { return 0; }
+int shared_bytes(const ForwardF32Kernel& kernel) { return forward_f32_plan(kernel.config).bytes; }
+int shared_bytes(const BackwardDqF32Kernel& kernel) {
+  return backward_dq_f32_plan(kernel.config).bytes;
+}
+int shared_bytes(const BackwardDkvF32Kernel& kernel) {
+  return backward_dkv_f32_plan(kernel.config).bytes;
+}
 
 }  // namespace
+
+bool is_f32(const AttentionKernel& kernel) {
+  return std::visit([](const auto& k) { return std::is_same_v<decltype(k.config), F32Config>; },
+                    kernel);
+}
 
 int threads_of(const AttentionKernel& kernel) {
   return std::visit([](const auto& k) { return k.config.threads(); }, kernel);

@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "cuda/attention/backward_config.hpp"
+#include "cuda/attention/f32_config.hpp"
 #include "cuda/attention/forward_config.hpp"
 #include "runtime/spec.hpp"
 
@@ -34,7 +35,26 @@ struct FinishKernel {
   RowsConfig config;
 };
 
-using AttentionKernel = std::variant<ForwardKernel, BackwardKernel, PrepareKernel, FinishKernel>;
+/// attention_forward_f32 (forward_f32.cuh); takes ForwardParamsF32.
+struct ForwardF32Kernel {
+  F32Config config;
+};
+
+/// attention_backward_dq_f32 (backward_dq_f32.cuh); takes BackwardParamsF32, as does the next.
+struct BackwardDqF32Kernel {
+  F32Config config;
+};
+
+/// attention_backward_dkv_f32 (backward_dkv_f32.cuh).
+struct BackwardDkvF32Kernel {
+  F32Config config;
+};
+
+using AttentionKernel = std::variant<ForwardKernel, BackwardKernel, PrepareKernel, FinishKernel,
+                                     ForwardF32Kernel, BackwardDqF32Kernel, BackwardDkvF32Kernel>;
+
+/// Whether it is one of the float32 kernels.
+bool is_f32(const AttentionKernel& kernel);
 
 int threads_of(const AttentionKernel& kernel);
 

@@ -6,6 +6,7 @@
 
 #include "core/problem.hpp"
 #include "cuda/attention/backward_config.hpp"
+#include "cuda/attention/f32_config.hpp"
 #include "cuda/attention/forward_config.hpp"
 #include "cuda/attention/params.hpp"
 
@@ -26,5 +27,10 @@ BackwardParams backward_params(const AttentionProblem& problem, const BackwardCo
 
 /// Of the backward pass, where dQ is summed in rows of `dq_width`.
 std::size_t workspace_bytes(const AttentionProblem& problem, int dq_width);
+
+/// The same of the float32 kernels.
+ForwardParamsF32 forward_params_f32(const AttentionProblem& problem, const F32Config& config);
+BackwardParamsF32 backward_params_f32(const AttentionProblem& problem, std::byte* workspace);
+std::size_t workspace_bytes_f32(const AttentionProblem& problem);
 
 }  // namespace stepwell::cuda

@@ -55,6 +55,47 @@ TEST(Launches, Backward) {
   EXPECT_EQ(backward_workspace_bytes(problem), std::size_t{3 * 640 * 8 * (128 + 2) * 4});
 }
 
+TEST(Launches, Float32) {
+  AttentionProblem problem = batched_problem(3, 300, 1, {8, 2, 120, 72});
+  problem.dtype = DType::kFloat32;
+  problem.softcap = 2.0;
+  const DeviceLimits limits = limits_of(9, 0);
+  const KernelTraits traits{120, 72, Element::kFloat32, true, false};
+  Recorder recorder(limits);
+  forward(problem, recorder);
+  const F32Config config = forward_f32_config(traits, limits);
+  ASSERT_EQ(recorder.launches.size(), 1u);
+  EXPECT_TRUE(key_of(recorder.launches[0].kernel) == key_of(ForwardF32Kernel{config}));
+  EXPECT_EQ(recorder.launches[0].ctas, 6 * (299 / config.tile_rows() + 1) * 2 * 4);
+  EXPECT_EQ(recorder.launches[0].as<ForwardParamsF32>().q[0].row_stride, 8 * 120);
+  EXPECT_TRUE(key_of(forward_kernels(problem, limits)[0]) == key_of(ForwardF32Kernel{config}));
+
+  recorder.launches.clear();
+  alignas(64) static std::byte workspace[64];  // an address only
+  backward(problem, workspace, recorder);
+  const F32Config dq = backward_dq_f32_config(traits, limits);
+  const F32Config dkv = backward_dkv_f32_config(traits, limits);
+  // Row values first: dK and dV need them.
+  const AttentionKernel expected[] = {BackwardDqF32Kernel{dq}, BackwardDkvF32Kernel{dkv}};
+  const std::int64_t ctas[] = {6 * (299 / dq.tile_rows() + 1) * 2 * 4,
+                               6 * (299 / dkv.tile_rows() + 1) * 2};
+  ASSERT_EQ(recorder.launches.size(), 2u);
+  const std::vector<AttentionKernel> announced = backward_kernels(problem, limits);
+  ASSERT_EQ(announced.size(), 2u);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(key_of(recorder.launches[i].kernel) == key_of(expected[i])) << i;
+    EXPECT_TRUE(key_of(announced[i]) == key_of(expected[i])) << i;
+    EXPECT_EQ(recorder.launches[i].ctas, ctas[i]) << i;
+    const auto p = recorder.launches[i].as<BackwardParamsF32>();
+    EXPECT_EQ(p.grid.ctas(), ctas[i]) << i;
+    EXPECT_EQ(static_cast<void*>(p.row_values[0].data), workspace);
+  }
+  EXPECT_EQ(backward_workspace_bytes(problem), std::size_t{3 * 640 * 8 * 4 * 4});
+  EXPECT_NE(describe_forward(problem, limits).find("attention_forward_f32"), std::string::npos);
+  EXPECT_NE(describe_backward(problem, limits).find("attention_backward_dkv_f32"),
+            std::string::npos);
+}
+
 TEST(Launches, NoneWhereNothingIsWritten) {
   Recorder recorder(limits_of(9, 0));
   forward(batched_problem(0, 300), recorder);

@@ -193,6 +193,64 @@ TEST(Forward, Numbers) {
   EXPECT_THROW(forward_params(problem, kForward), Error);
 }
 
+// The kernels of float32 take any sign of the scale: the forward pass by the sign of scores, the
+// backward pass in the factor.
+TEST(Float32, Numbers) {
+  AttentionProblem problem = batched_problem(1, 64);
+  problem.dtype = DType::kFloat32;
+  const F32Config config{128, 64, 4, 8, 2, false, false};
+  const float log2_e = std::log2(std::exp(1.0f));
+  alignas(64) static std::byte workspace[64];  // an address only
+  struct Expected {
+    double scale;
+    float forward;
+    float sign;
+    float backward;
+  };
+  for (const Expected& e : {Expected{0.5, 0.5f * log2_e, 1.0f, 0.5f * log2_e},
+                            {-0.5, 0.5f * log2_e, -1.0f, -0.5f * log2_e},
+                            {0.0, 1.0f, 0.0f, 0.0f},
+                            {-1e-60, FLT_MIN, -1.0f, -0.0f}}) {
+    problem.softmax_scale = e.scale;
+    const ForwardParamsF32 forward = forward_params_f32(problem, config);
+    EXPECT_FLOAT_EQ(forward.scale_log2, e.forward) << e.scale;
+    EXPECT_EQ(forward.score_sign, e.sign) << e.scale;
+    const BackwardParamsF32 backward = backward_params_f32(problem, workspace);
+    EXPECT_FLOAT_EQ(backward.scale_log2, e.backward) << e.scale;
+    EXPECT_FLOAT_EQ(backward.softmax_scale, static_cast<float>(e.scale)) << e.scale;
+  }
+  problem.softmax_scale = -1e39;
+  EXPECT_THROW(forward_params_f32(problem, config), Error);
+  EXPECT_THROW(backward_params_f32(problem, workspace), Error);
+  problem.softmax_scale = -0.5;
+  problem.softcap = 20.0;
+  const ForwardParamsF32 forward = forward_params_f32(problem, config);
+  EXPECT_FLOAT_EQ(forward.scale_log2, 20.0f * log2_e);
+  EXPECT_FLOAT_EQ(forward.softcap_scale, -0.025f);
+}
+
+TEST(Float32, Workspace) {
+  alignas(64) static std::byte workspace[64];  // addresses only
+  const AttentionProblem split = split_problem(3, 50, 30, 70);
+  const BackwardParamsF32 p = backward_params_f32(split, workspace);
+  const auto padded = [&](geometry::Half half, std::int64_t count) {
+    return padded_rows(split.layout, half, count);
+  };
+  const std::int64_t noisy = padded(geometry::Half::kNoisy, 100);
+  const std::int64_t clean = padded(geometry::Half::kClean, 30);
+  EXPECT_EQ(p.row_values[0].head_stride, noisy * 4);
+  EXPECT_EQ(p.row_values[0].batch_stride, 8 * noisy * 4);
+  EXPECT_EQ(p.row_values[1].head_stride, clean * 4);
+  EXPECT_EQ(p.row_values[1].data - p.row_values[0].data, 3 * 8 * noisy * 4);
+  EXPECT_EQ(workspace_bytes_f32(split), std::size_t(3 * 8 * (noisy + clean) * 16));
+
+  const AttentionProblem joint = batched_problem(3, 50);
+  const BackwardParamsF32 q = backward_params_f32(joint, workspace);
+  EXPECT_EQ(q.row_values[1].data, q.row_values[0].data);
+  EXPECT_EQ(workspace_bytes_f32(joint),
+            std::size_t(3 * 8 * padded_rows(joint.layout, geometry::Half::kNoisy, 100) * 16));
+}
+
 /// The workspace's arrays as (first, past the last) bytes.
 struct Span {
   std::size_t begin;

@@ -31,12 +31,25 @@ std::vector<Modelled> modelled() {
     list.push_back({{64, 64, element, false, true}, false});
     list.push_back({{64, 64, element, true, true}, false});
   }
+  for (const int head_dim : cuda::kNativeHeadDimsF32) {
+    for (const int head_dim_v : cuda::kNativeHeadDimsF32) {
+      list.push_back({{head_dim, head_dim_v, Element::kFloat32, false, false}, true});
+    }
+  }
+  for (const auto& [softcap, dropout] : {std::pair{true, false}, {false, true}, {true, true}}) {
+    list.push_back({{64, 64, Element::kFloat32, softcap, dropout}, true});
+  }
+  // The tiles of the least shared memory draw dropout's numbers in their own way.
+  list.push_back({{256, 256, Element::kFloat32, false, true}, true});
   return list;
 }
 
 bool same(const KernelTraits& a, const KernelTraits& b) {
-  return cuda::native_head_dim(a.head_dim) == cuda::native_head_dim(b.head_dim) &&
-         cuda::native_head_dim(a.head_dim_v) == cuda::native_head_dim(b.head_dim_v) &&
+  const auto native = [&a](int dim) {
+    return a.element == Element::kFloat32 ? cuda::native_head_dim_f32(dim)
+                                          : cuda::native_head_dim(dim);
+  };
+  return native(a.head_dim) == native(b.head_dim) && native(a.head_dim_v) == native(b.head_dim_v) &&
          a.element == b.element && a.softcap == b.softcap && a.dropout == b.dropout;
 }
 
@@ -68,6 +81,12 @@ std::vector<cuda::AttentionKernel> modelled_kernels() {
   for (const cuda::DeviceLimits& limits : modelled_limits()) {
     for (const Modelled& m : modelled()) {
       if (!is_modelled(m.traits, limits)) continue;
+      if (m.traits.element == Element::kFloat32) {
+        add(cuda::ForwardF32Kernel{cuda::forward_f32_config(m.traits, limits)});
+        add(cuda::BackwardDqF32Kernel{cuda::backward_dq_f32_config(m.traits, limits)});
+        add(cuda::BackwardDkvF32Kernel{cuda::backward_dkv_f32_config(m.traits, limits)});
+        continue;
+      }
       add(cuda::ForwardKernel{cuda::forward_config(m.traits, limits)});
       add(cuda::BackwardKernel{cuda::backward_config(m.traits, limits)});
       add(cuda::PrepareKernel{cuda::prepare_config(m.traits)});
@@ -79,6 +98,18 @@ std::vector<cuda::AttentionKernel> modelled_kernels() {
 
 std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
   std::vector<cuda::AttentionKernel> kernels;
+  if (family == "f32") {
+    const cuda::DeviceLimits limits = cuda::limits_of(9, 0);
+    for (const KernelTraits& traits : {KernelTraits{64, 64, Element::kFloat32, false, false},
+                                       KernelTraits{64, 64, Element::kFloat32, true, true},
+                                       KernelTraits{128, 128, Element::kFloat32, false, false}}) {
+      kernels.emplace_back(cuda::ForwardF32Kernel{cuda::forward_f32_config(traits, limits)});
+      kernels.emplace_back(cuda::BackwardDqF32Kernel{cuda::backward_dq_f32_config(traits, limits)});
+      kernels.emplace_back(
+          cuda::BackwardDkvF32Kernel{cuda::backward_dkv_f32_config(traits, limits)});
+    }
+    return kernels;
+  }
   for (const cuda::DeviceLimits& limits : modelled_limits()) {
     for (const KernelTraits& traits : {KernelTraits{64, 64, Element::kBFloat16, false, false},
                                        KernelTraits{64, 64, Element::kBFloat16, true, true},

@@ -29,6 +29,15 @@ SCORES = "cuda/attention/backward_scores.cuh"
 WALK = "cuda/attention/backward_walk.cuh"
 ROWS = "cuda/attention/backward_rows.cuh"
 SUMS = "cuda/attention/query_sums.hpp"
+FORWARD_F32 = "cuda/attention/forward_f32.cuh"
+BACKWARD_F32 = "cuda/attention/backward_f32.cuh"
+DQ_F32 = "cuda/attention/backward_dq_f32.cuh"
+DKV_F32 = "cuda/attention/backward_dkv_f32.cuh"
+KEY_WALK_F32 = "cuda/attention/key_walk_f32.cuh"
+MULTIPLY_F32 = "cuda/tile/multiply_f32.cuh"
+MATH_F32 = "cuda/tile/math_f32.cuh"
+DROPOUT_F32 = "cuda/tile/dropout_f32.cuh"
+TRANSPOSE = "cuda/tile/transpose.cuh"
 COPY = "cuda/tile/copy.cuh"
 MULTIPLY = "cuda/tile/multiply.cuh"
 SOFTMAX = "cuda/tile/softmax.cuh"
@@ -56,6 +65,7 @@ CASES = [
     "sequence_packed_empty",
     "many_anchors",
     "unsorted_ranges",
+    "ranges_with_gaps",
     "noisy_past_clean",
     "sequence_no_key",
     "heads7_1",
@@ -88,9 +98,17 @@ def backward(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
     return Bug(name, "backward", path, old, new, **rest)
 
 
-CONTROLS = [Bug("none", "forward", quick=True), Bug("none", "backward", quick=True)]
+def f32(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
+    return Bug(name, "f32", path, old, new, **rest)
+
+
+# Each has kernels and a dtype of its own.
+FAMILIES = {"forward": "bf16", "backward": "bf16", "f32": "f32"}
+CONTROLS = [Bug("none", family, quick=True) for family in FAMILIES]
 
 SMALL = "cuda-model:8.6"
+BAR = "ptx::bar_sync(0, C.threads());"
+TAIL_OUT = "write_zero_rows<C.threads()>(p.out[h], 0, head, first, count, p.head_dim_v);"
 TILE_HERE = "ptx::bar_sync(0, C.threads());  // this tile is here"
 BUGS = [
     forward(
@@ -401,7 +419,7 @@ BUGS = [
     ),
     backward(
         "words of dQ's rows in the wrong order",
-        ROWS,
+        TRANSPOSE,
         "upper ? word[j] : word[j + step]",
         "upper ? word[j + step] : word[j]",
     ),
@@ -413,6 +431,165 @@ BUGS = [
         "return {reaching.begin - query_position, reaching.end - query_position};",
         "return {reaching.begin - query_position, reaching.end - 1 - query_position};",
     ),
+    f32(
+        "wait for K leaves it in flight",
+        FORWARD_F32,
+        "ptx::cp_async_wait_group<1>(); ptx::bar_sync(0, C.threads());  // K is here",
+        "ptx::cp_async_wait_group<2>(); ptx::bar_sync(0, C.threads());  // K is here",
+        quick=True,
+    ),
+    f32("barrier before K is read removed", FORWARD_F32, f"{BAR}  // K is here", "//"),
+    f32("next K requested while K is read", FORWARD_F32, f"{BAR}  // all are done with K", "//"),
+    f32("next V requested while V is read", FORWARD_F32, f"{BAR}  // all are done with V", "//"),
+    f32("barrier before V is read removed", FORWARD_F32, f"{BAR}  // V is here, and P", "//"),
+    f32(
+        "output not rescaled",
+        FORWARD_F32,
+        "row_sum[i] = ptx::fma_f32(row_sum[i], rescale[i], sum);",
+        "row_sum[i] = ptx::fma_f32(row_sum[i], rescale[i], sum); rescale[i] = 1.0f;",
+        quick=True,
+    ),
+    f32(
+        "mask off by one",
+        FORWARD_F32,
+        "!seen.contains(first_key + j * 8 + lane % 8)",
+        "!seen.contains(first_key + j * 8 + lane % 8 - 1)",
+    ),
+    f32(
+        "dropped pairs leave the sum",
+        FORWARD_F32,
+        "if ((dropped >> (i * kColumns + j) & 1) != 0) s[i][j] = 0.0f;",
+        "if ((dropped >> (i * kColumns + j) & 1) != 0) row_sum[i] -= s[i][j], s[i][j] = 0.0f;",
+    ),
+    f32(
+        "warps take part by the rows of the next",
+        FORWARD_F32,
+        "walk.meets(warp_row + lane)",
+        "walk.meets((warp_row + C.warp_rows()) % C.tile_rows() + lane)",
+    ),
+    f32(
+        "lse in units of log 2",
+        FORWARD_F32,
+        "top * 0.69314718055994530942 + log_f64(sum)",
+        "top + log_f64(sum)",
+    ),
+    f32("tail rows of out left as they are", FORWARD_F32, TAIL_OUT, "(void)count;"),
+    f32(
+        "walk stops at the first gap",
+        KEY_WALK_F32,
+        "for (; tile < end; ++tile) {",
+        "if (tile < end) {",
+    ),
+    f32(
+        "clean keys start at the own view's first row",
+        KEY_WALK_F32,
+        "thread == 0 ? query.first_row : query.sample.clean_kv.first",
+        "query.first_row",
+    ),
+    f32(
+        "row sums of one lane too few",
+        MULTIPLY_F32,
+        "for (u32 step = 1; step < 8; step *= 2) x += ",
+        "for (u32 step = 1; step < 4; step *= 2) x += ",
+    ),
+    f32(
+        "columns past the last group of 32 written",
+        MULTIPLY_F32,
+        "if (g * 32 + column >= dim) continue;",
+        "",
+    ),
+    f32("rows past the end written", MULTIPLY_F32, "if (i * 4 >= rows_left) continue;", ""),
+    f32(
+        "dot products stop at a slice",
+        MULTIPLY_F32,
+        "for (int first = 0; first < dim; first += kChain)",
+        "for (int first = 0; first < kChain; first += kChain)",
+    ),
+    f32(
+        "logarithm without its last terms",
+        MATH_F32,
+        "double p = 1.0 / 15;",
+        "double p = 1.0 / 15; return exponent * 0.69314718055994530942 + 2.0 * t;",
+    ),
+    f32(
+        "dropout words in another order",
+        TRANSPOSE,
+        "upper ? word[j] : word[j + step]",
+        "upper ? word[j + step] : word[j]",
+    ),
+    f32(
+        "dropout by the upper four keys",
+        DROPOUT_F32,
+        "column + lane % 8 / 4 * 4",
+        "column + 4 - lane % 8 / 4 * 4",
+    ),
+    f32(
+        "log-sum-exp not mended",
+        DQ_F32,
+        "values.factor = 1.0f / (1.0f + excess);",
+        "",
+    ),
+    f32("delta not mended", DQ_F32, "values.delta += correction;", ""),
+    f32("next V requested while V is read (dQ)", DQ_F32, f"{BAR}  // all are done with V", "//"),
+    f32("next K requested while K is read (dQ)", DQ_F32, f"{BAR}  // all are done with K", "//"),
+    f32("barrier before K is read removed (dQ)", DQ_F32, f"{BAR}  // K is here", "//"),
+    f32("syncwarp before dS is read removed", DQ_F32, "ptx::syncwarp();", ""),
+    f32("hidden pairs stay in dS", DQ_F32, "seen[i].contains(j * 8) ? ds * x.slope : 0.0f", "ds"),
+    f32(
+        "row values of another row kept",
+        DQ_F32,
+        "tile.rows.begin + first_row + i * 4;",
+        "tile.rows.begin + first_row + (i ^ 1) * 4;",
+    ),
+    f32(
+        "slope of the cap forgotten",
+        BACKWARD_F32,
+        "slope = ptx::fma_f32(-s, s, 1.0f);",
+        "",
+    ),
+    f32(
+        "next dO requested while dO is read",
+        DKV_F32,
+        f"{BAR}  // all are done with dO, and dS is here",
+        "//",
+        quick=True,
+    ),
+    f32(
+        "next Q requested while Q is read",
+        DKV_F32,
+        f"{BAR}  // all are done with Q, row values and intervals",
+        "//",
+    ),
+    f32(
+        "wait for Q and row values removed",
+        DKV_F32,
+        f"ptx::cp_async_wait_group<0>(); {BAR}  // Q and the row values are here",
+        f"{BAR}  //",
+    ),
+    f32(
+        "dS written while P is read",
+        DKV_F32,
+        "ptx::syncwarp(); store_scores_f32(p_row + lane % 8 * 4, C.score_bytes(), dp);",
+        "store_scores_f32(p_row + lane % 8 * 4, C.score_bytes(), dp);",
+    ),
+    f32(
+        "query heads of the group left out",
+        DKV_F32,
+        "p.group() * segments,",
+        "segments,",
+    ),
+    f32(
+        "dlse forgotten in dK",
+        DKV_F32,
+        "((dp[i][j] - row.delta) + row.dlse)",
+        "(dp[i][j] - row.delta)",
+    ),
+    f32(
+        "dropout takes clean keys for noisy ones",
+        DKV_F32,
+        "walk.segment(), 0); dropout.clean_keys = kh;",
+        "walk.segment(), 0); dropout.clean_keys = 1 - kh;",
+    ),
 ]
 
 SYNCHRONISING = (
@@ -423,7 +600,9 @@ SYNCHRONISING = (
 def deletions() -> list[Bug]:
     """One bug for each synchronising statement of the kernels: it is removed."""
     bugs = []
-    for family, path in (("forward", FORWARD), ("backward", BACKWARD)):
+    sources = [("forward", FORWARD), ("backward", BACKWARD)]
+    sources += [("f32", path) for path in (FORWARD_F32, DQ_F32, DKV_F32)]
+    for family, path in sources:
         text = (ROOT / "src" / path).read_text()
         for match in re.finditer(SYNCHRONISING, text):
             line = text.count("\n", 0, match.start()) + 1
@@ -452,7 +631,7 @@ class Prober:
     def __init__(self, build: Path, compiler: str, work: Path) -> None:
         self.build, self.compiler, self.work = build, compiler, work
         self.generated = {}
-        for family in ("forward", "backward"):
+        for family in FAMILIES:
             folder = work / family
             folder.mkdir()
             generator = build / "tests" / "host_model" / "generate_model_kernels"
@@ -488,12 +667,12 @@ class Prober:
             raise SystemExit(f"{bug.name}: the kernels do not compile with it")
         return library
 
-    def run(self, library: Path, mode: str, device: str) -> tuple[str, str]:
+    def run(self, library: Path, mode: str, bug: Bug) -> tuple[str, str]:
         """How the bug shows ("-": not at all), and the message."""
-        names = ":".join(f"*/{case}_bf16" for case in CASES)
+        names = ":".join(f"*/{case}_{FAMILIES[bug.family]}" for case in CASES)
         command = [
             self.build / "tests" / "test_operators",
-            f"--device={device}",
+            f"--device={bug.device}",
             f"--mode={mode}",
             f"--kernels={library}",
             f"--gtest_filter={names}",
@@ -534,7 +713,7 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "cpu")
     parser.add_argument("--compiler", default=os.environ.get("CXX", "g++"))
     parser.add_argument("--only", default="", help="part of the bugs' names")
-    parser.add_argument("--family", choices=["forward", "backward"])
+    parser.add_argument("--family", choices=list(FAMILIES))
     parser.add_argument("--quick", action="store_true", help="the few bugs that CI runs")
     parser.add_argument("--matrix", action="store_true", help="every mode, not only checked")
     parser.add_argument("--delete", action="store_true", help="remove synchronising statements")
@@ -552,7 +731,7 @@ def main() -> int:
         prober = Prober(args.build.resolve(), args.compiler, Path(work))
         for bug in bugs:
             library = prober.compile(bug)
-            found = {name: prober.run(library, mode, bug.device) for name, mode in modes.items()}
+            found = {name: prober.run(library, mode, bug) for name, mode in modes.items()}
             cells = " | ".join(how for how, _ in found.values())
             print(f"| {bug.family} | {bug.name} | {cells} |", flush=True)
             how, message = found["checked"]

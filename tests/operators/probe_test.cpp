@@ -22,24 +22,27 @@ using geometry::Half;
 
 /// The masks, layouts and lengths of the operator table with small heads and no options; every
 /// `step`th of them.
-std::vector<Case> probe_cases(std::int64_t most_rows,
-                              std::size_t step = test_runner().probe_step()) {
+std::vector<Case> probe_cases(std::int64_t most_rows, std::size_t step = test_runner().probe_step(),
+                              const std::vector<DType>& dtypes = test_runner().probed_dtypes()) {
   std::vector<Case> cases;
   std::size_t count = 0;
-  for (Case c : operator_cases()) {
-    const Extents e = extents_of(c);
-    if (e.batch * (e.rows_q[kFirst] + e.rows_q[kClean]) > most_rows) continue;
-    if (e.batch * (e.rows_kv[kFirst] + e.rows_kv[kClean]) > most_rows) continue;
-    c.heads_q = 2;
-    c.heads_kv = 1;
-    c.head_dim = c.head_dim_v = 16;
-    c.softcap = c.dropout_p = 0.0;
-    c.dropout_tensor = false;
-    c.dropout_seed = c.dropout_offset = 0;
-    c.softmax_scale.reset();
-    c.input_scale = 1.0;
-    c.deterministic = false;
-    if (count++ % step == 0) cases.push_back(test_runner().nearest(c));
+  for (const DType dtype : dtypes) {
+    for (Case c : operator_cases()) {
+      const Extents e = extents_of(c);
+      if (e.batch * (e.rows_q[kFirst] + e.rows_q[kClean]) > most_rows) continue;
+      if (e.batch * (e.rows_kv[kFirst] + e.rows_kv[kClean]) > most_rows) continue;
+      c.dtype = dtype;
+      c.heads_q = 2;
+      c.heads_kv = 1;
+      c.head_dim = c.head_dim_v = 16;
+      c.softcap = c.dropout_p = 0.0;
+      c.dropout_tensor = false;
+      c.dropout_seed = c.dropout_offset = 0;
+      c.softmax_scale.reset();
+      c.input_scale = 1.0;
+      c.deterministic = false;
+      if (count++ % step == 0) cases.push_back(test_runner().nearest(c));
+    }
   }
   return cases;
 }
@@ -64,7 +67,7 @@ bool same_row(const Array* a, const Array* b, const Place& place) {
 
 /// Of dq: up to the last bit where the backend adds its terms in any order.
 bool same_dq_row(const Case& c, const Array* a, const Array* b, const Place& place) {
-  if (test_runner().same_dq_bits()) return same_row(a, b, place);
+  if (test_runner().same_dq_bits(c)) return same_row(a, b, place);
   for (std::int64_t h = 0; h < a[place.set].heads; ++h) {
     const double* x = a[place.set].at(place.batch, place.row, h);
     const double* y = b[place.set].at(place.batch, place.row, h);
@@ -244,12 +247,13 @@ TEST(LeakProbe, QueriesInfluenceOnlyKeysTheySee) {
 
 // Masks of blocks and equal halves: noisy block j does not see clean block j, and no other row sees
 // noisy block j.
-TEST(LeakProbe, Blocks) {
+void expect_no_leaks_between_blocks(DType dtype) {
   constexpr int kLen = 26;
   constexpr int kBlock = 4;
   for (const CleanAttention clean : {CleanAttention::kBlock, CleanAttention::kCausal}) {
     for (const NoisyAttention noisy : {NoisyAttention::kBidirectional, NoisyAttention::kCausal}) {
       Case c;
+      c.dtype = dtype;
       DiffusionMask mask;
       mask.block_size = kBlock;
       mask.clean = clean;
@@ -319,22 +323,23 @@ TEST(PoisonProbe, PaddingNeverInfluencesAResult) {
   }
 }
 
+TEST(LeakProbe, Blocks) {
+  for (const DType dtype : test_runner().probed_dtypes()) expect_no_leaks_between_blocks(dtype);
+}
+
 // A valid key that a row does not see never influences the row, however large it is.
 TEST(PoisonProbe, HugeKeysStayUnseen) {
-  for (Case c : probe_cases(120)) {
-    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-      c.dtype = dtype;
-      if (!test_runner().takes(c)) continue;
-      SCOPED_TRACE(c.name);
-      const double huge = dtype == DType::kFloat16 ? 6e4 : 1e30;
-      expect_unseen_keys_have_no_influence(
-          c, 5, [huge, dtype](Inputs& inputs, const Place& key, Random& random) {
-            const double sign = random.chance(0.5) ? 1.0 : -1.0;
-            set_row(inputs.k, key, sign * rounded(dtype, huge));
-            set_row(inputs.v, key, rounded(dtype, huge));
-          });
-      if (HasFatalFailure()) return;
-    }
+  for (const Case& c : probe_cases(120, test_runner().probe_step(),
+                                   {DType::kFloat32, DType::kBFloat16, DType::kFloat16})) {
+    SCOPED_TRACE(c.name);
+    const double huge = c.dtype == DType::kFloat16 ? 6e4 : 1e30;
+    expect_unseen_keys_have_no_influence(
+        c, 5, [huge, &c](Inputs& inputs, const Place& key, Random& random) {
+          const double sign = random.chance(0.5) ? 1.0 : -1.0;
+          set_row(inputs.k, key, sign * rounded(c.dtype, huge));
+          set_row(inputs.v, key, rounded(c.dtype, huge));
+        });
+    if (HasFatalFailure()) return;
   }
 }
 

@@ -66,7 +66,7 @@ void expect_right(const Case& c, std::uint64_t seed, double term_ulps = 0.0) {
   }
   runner.backward(c, call);
   EXPECT_EQ(first_error(c, call.results(), expected_results(c, inputs), plain_results(c, inputs),
-                        runner.term_ulps() + term_ulps),
+                        runner.term_ulps(c) + term_ulps),
             "");
   EXPECT_TRUE(call.gaps_intact());
 }

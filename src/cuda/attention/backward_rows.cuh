@@ -7,6 +7,7 @@
 #include "cuda/attention/params.hpp"
 #include "cuda/ptx/sm80.cuh"
 #include "cuda/tile/copy.cuh"
+#include "cuda/tile/transpose.cuh"
 #include "geometry/tiles.hpp"
 
 namespace stepwell::cuda {
@@ -99,22 +100,6 @@ __device__ __forceinline__ void attention_backward_prepare(const BackwardParams&
   }
 }
 
-/// word[j] of lane i of four becomes word[i] of lane j.
-__device__ __forceinline__ void transpose_quad(u32 (&word)[4]) {
-  const u32 lane = ptx::thread_index() % 4;
-#pragma unroll
-  for (u32 step = 1; step < 4; step *= 2) {
-    const bool upper = (lane & step) != 0;
-#pragma unroll
-    for (u32 j = 0; j < 4; ++j) {
-      if ((j & step) != 0) continue;
-      const u32 given = ptx::shfl_xor_u32(upper ? word[j] : word[j + step], step);
-      word[j] = upper ? given : word[j];
-      word[j + step] = upper ? word[j + step] : given;
-    }
-  }
-}
-
 /// dq = softmax_scale * sums; zeros in rows that belong to no valid token.
 template <RowsConfig C>
 __device__ __forceinline__ void attention_backward_finish(const BackwardParams& p) {
@@ -151,8 +136,8 @@ __device__ __forceinline__ void attention_backward_finish(const BackwardParams& 
       low[j] = pack(sum.x, sum.y);
       high[j] = pack(sum.z, sum.w);
     }
-    transpose_quad(low);
-    transpose_quad(high);
+    transpose_quad<1>(low);
+    transpose_quad<1>(high);
     const i32 chunk = column + lane % 4 * 8;
     if (chunk >= p.head_dim) continue;
     const i32 first = row + lane / 4;

@@ -85,7 +85,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       }
       return;
     }
-    const KeyTile tile = locate_key_tile<C>(p, item);
+    const KeyTile tile = locate_key_tile(p, item, C.tile_kv);
     const i64 batch = tile.sample.batch_index;
     if (!tile.padding.empty()) {
       const i64 row = tile.first_row + tile.padding.begin;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       const Half half = warp == 0 ? Half::kNoisy : Half::kClean;
       QueryWalk walk{};
       if (half == Half::kNoisy || kh == 1) {
-        walk = query_walk<C>(tile.sample.mask, half, tile.half, tile.keys);
+        walk = query_walk(tile.sample.mask, half, tile.half, tile.keys, C.tile_q, C.tile_kv);
       }
       ptx::st_shared_object(shared + kPlan.walks + warp * kWalkBytes, walk);
     } else if (warp == 2 && lane == 0) {

@@ -80,17 +80,24 @@ __device__ __forceinline__ void write_tile(u16* to, i64 row_stride, u32 from, i3
   }
 }
 
+/// request_tile of rows of float32; a row is kDim / 4 chunks of 16 bytes.
+template <int kRows, int kDim, int kThreads>
+__device__ __forceinline__ void request_tile_f32(u32 to, const float* from, i64 row_stride,
+                                                 i32 first, i32 len, i32 dim) {
+  request_tile<kRows, kDim * 2, kThreads>(to, reinterpret_cast<const u16*>(from), row_stride * 2,
+                                          first, len, dim * 2);
+}
+
 /// Zeros in rows [first, first + count) of one head.
-template <int kThreads>
-__device__ __forceinline__ void write_zero_rows(const HalfRows& rows, i64 batch, i32 head,
+template <int kThreads, class T>
+__device__ __forceinline__ void write_zero_rows(const ElementRows<T>& rows, i64 batch, i32 head,
                                                 i64 first, i64 count, i32 dim) {
   if (rows.data == nullptr) return;
-  const int chunks = dim / 8;
+  constexpr int kElements = 16 / sizeof(T);  // of a chunk
+  const int chunks = dim / kElements;
   for (i64 i = ptx::thread_index(); i < count * chunks; i += kThreads) {
-    const i64 row = first + i / chunks;
-    u16* to =
-        rows.data + batch * rows.batch_stride + row * rows.row_stride + head * rows.head_stride;
-    ptx::st_global_v4(to + i % chunks * 8, {0, 0, 0, 0});
+    T* to = rows.at(batch, first + i / chunks, head);
+    ptx::st_global_v4(to + i % chunks * kElements, {0, 0, 0, 0});
   }
 }
 
