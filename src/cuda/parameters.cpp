@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <cmath>
 #include <limits>
 #include <numbers>
 
@@ -114,7 +115,7 @@ DropoutParams dropout_params(const AttentionProblem& problem) {
 }
 
 struct Scales {
-  float scale_log2;
+  float scale_log2;  // of the scale's sign
   float softcap_scale;
 };
 
@@ -122,11 +123,12 @@ Scales scales_of(const AttentionProblem& problem) {
   const double factor = problem.softcap > 0.0 ? problem.softcap : problem.softmax_scale;
   const double cap_scale = problem.softcap > 0.0 ? problem.softmax_scale / problem.softcap : 0.0;
   const double scale_log2 = factor * std::numbers::log2e;
-  STEPWELL_CHECK(scale_log2 <= FLT_MAX && cap_scale <= FLT_MAX && cap_scale >= -FLT_MAX, kValue,
+  STEPWELL_CHECK(std::abs(scale_log2) <= FLT_MAX && std::abs(cap_scale) <= FLT_MAX, kValue,
                  "softmax_scale is {} and softcap is {}; they must fit float32",
                  problem.softmax_scale, problem.softcap);
   // Masked scores are -inf, and must stay so.
-  return {std::max(static_cast<float>(scale_log2), FLT_MIN), static_cast<float>(cap_scale)};
+  const float magnitude = std::max(static_cast<float>(std::abs(scale_log2)), FLT_MIN);
+  return {scale_log2 < 0.0 ? -magnitude : magnitude, static_cast<float>(cap_scale)};
 }
 
 /// What forward and backward parameters have in common.
@@ -190,6 +192,8 @@ ForwardParams forward_params(const AttentionProblem& problem, const ForwardConfi
   ForwardParams p;
   set_common(problem, p);
   p.grid = query_grid(problem, config.tile_q());
+  p.negate_q = p.scale_log2 < 0.0f ? 1 : 0;
+  p.scale_log2 = std::abs(p.scale_log2);
   return p;
 }
 

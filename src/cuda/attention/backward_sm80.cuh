@@ -39,10 +39,6 @@
 
 namespace stepwell::cuda {
 
-__device__ __forceinline__ u16* head_rows(const HalfRows& rows, i64 batch, i64 row, i32 head) {
-  return rows.data + batch * rows.batch_stride + row * rows.row_stride + head * rows.head_stride;
-}
-
 template <BackwardConfig C>
 __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p) {
   using geometry::Half;

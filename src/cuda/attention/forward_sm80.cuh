@@ -19,8 +19,9 @@
 #pragma once
 
 #include "cuda/attention/forward_config.hpp"
-#include "cuda/attention/grid.cuh"
+#include "cuda/attention/key_walk.cuh"
 #include "cuda/attention/params.hpp"
+#include "cuda/attention/query_rows.cuh"
 #include "cuda/ptx/sm80.cuh"
 #include "cuda/tile/copy.cuh"
 #include "cuda/tile/dropout.cuh"
@@ -111,8 +112,6 @@ __device__ __forceinline__ void forward_step(const ForwardParams& p, ForwardStat
 
 template <ForwardConfig C>
 __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
-  using geometry::Half;
-  using geometry::Interval;
   static constexpr ForwardPlan kPlan = forward_plan(C);
   constexpr int kAtoms = C.rows_per_warp / 16;
   constexpr int kKRowBytes = padded_row_bytes(C.head_dim);
@@ -125,163 +124,38 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
   const int lane = thread % 32;
 
   // ---- which tile
-  const TileItem item = tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index<0>()));
-  const i32 head = item.head_kv * p.grid.query_heads + item.query_head;
-  const i32 views = p.layout.mask.num_views;
-  const Half half = item.segment < views ? Half::kNoisy : Half::kClean;
-  const int h = static_cast<int>(half);
-  if (item.sample == p.layout.batch) {
-    const geometry::RowRun tail = geometry::packed_query_tail(p.layout, item.segment);
-    const i64 step = static_cast<i64>(p.grid.tiles) * C.tile_q();
-    for (i64 row = static_cast<i64>(item.tile) * C.tile_q(); row < tail.count; row += step) {
-      const i64 count = geometry::min_of<i64>(C.tile_q(), tail.count - row);
-      write_zero_rows<C.threads()>(p.out[h], 0, head, tail.first + row, count, p.head_dim_v);
-      write_values<C.threads()>(p.lse[h], 0, head, tail.first + row, count, minus_infinity());
-    }
-    return;
-  }
-  const geometry::Sample sample = geometry::sample_at(p.layout, item.sample);
-  const geometry::SegmentRows segment = half == Half::kNoisy ? sample.noisy : sample.clean_q;
-  const i64 first_row =
-      segment.first + (half == Half::kNoisy ? item.segment * sample.view_stride : 0);
-  const i32 len = geometry::query_len(sample.mask, half);
-  const Interval rows = geometry::tile_interval(item.tile, C.tile_q(), len);
-  const Interval padding{geometry::max_of(item.tile * C.tile_q(), len),
-                         geometry::min_of((item.tile + 1) * C.tile_q(), segment.count)};
-  if (!padding.empty()) {
-    write_zero_rows<C.threads()>(p.out[h], sample.batch_index, head, first_row + padding.begin,
-                                 padding.size(), p.head_dim_v);
-    write_values<C.threads()>(p.lse[h], sample.batch_index, head, first_row + padding.begin,
-                              padding.size(), minus_infinity());
-  }
-  if (rows.empty()) return;
-  const i32 position = geometry::query_position(sample.mask, half);
+  QueryRows rows;
+  const bool any_row =
+      find_query_rows<C.tile_q()>(p, rows, [&](int h, i64 batch, i32 head, i64 first, i64 count) {
+        write_zero_rows<C.threads()>(p.out[h], batch, head, first, count, p.head_dim_v);
+        write_values<C.threads()>(p.lse[h], batch, head, first, count, minus_infinity());
+      });
+  if (!any_row) return;
+  const int h = static_cast<int>(rows.half);
+  const i64 batch = rows.sample.batch_index;
 
-  const HalfRows& q_rows = p.q[h];
   request_tile<C.tile_q(), C.head_dim, C.threads()>(
-      shared + kPlan.q,
-      q_rows.data + sample.batch_index * q_rows.batch_stride + first_row * q_rows.row_stride +
-          head * q_rows.head_stride,
-      q_rows.row_stride, rows.begin, rows.end, p.head_dim);
+      shared + kPlan.q, head_rows(p.q[h], batch, rows.first, rows.head), p.q[h].row_stride,
+      rows.valid.begin, rows.valid.end, p.head_dim);
   ptx::cp_async_commit_group();
 
-  // ---- what the tile sees of its own view (phase 0) and of the clean keys (phase 1): lanes 0 and
-  // 1 of every warp work it out, warp 0 keeps it in shared memory, since registers are short
-  Interval tiles{0, 0};
-  i32 keys = 0;
-  const u16* k_rows = nullptr;  // key 0
-  const u16* v_rows = nullptr;
-  if (lane < 2) {
-    const bool own = lane == 0;
-    const Half key_half = own ? Half::kNoisy : Half::kClean;
-    if (!own || half == Half::kNoisy) {
-      const geometry::IntervalRule rule = geometry::rule_between(sample.mask, half, key_half);
-      tiles = geometry::covering_tiles(geometry::key_hull(rule, position, rows), C.tile_kv);
-      keys = rule.key_len;
-    }
-    const i64 row0 = own ? first_row : sample.clean_kv.first;
-    k_rows = p.k[lane].data + sample.batch_index * p.k[lane].batch_stride +
-             row0 * p.k[lane].row_stride + item.head_kv * p.k[lane].head_stride;
-    v_rows = p.v[lane].data + sample.batch_index * p.v[lane].batch_stride +
-             row0 * p.v[lane].row_stride + item.head_kv * p.v[lane].head_stride;
-    if (warp == 0) {
-      // Bounds that grow by whole blocks (windows) and tables leave gaps.
-      const bool gaps =
-          !own && (sample.mask.block_ranges != nullptr || sample.mask.clean_window > 0);
-      const u32 at = shared + kPlan.phases + lane * 32;
-      ptx::st_shared_v4(at, {static_cast<u32>(tiles.begin), static_cast<u32>(tiles.end - 1),
-                             static_cast<u32>(keys), gaps ? 1u : 0u});
-      ptx::st_shared_pointers(at + 16, k_rows, v_rows);
-    } else if (warp == 1 && lane == 0) {
-      const HalfRows& out = p.out[h];
-      const FloatRows& lse = p.lse[h];
-      const i64 row = first_row + rows.begin;
-      ptx::st_shared_pointers(shared + kPlan.results,
-                              out.data + sample.batch_index * out.batch_stride +
-                                  row * out.row_stride + head * out.head_stride,
-                              lse.data == nullptr
-                                  ? nullptr
-                                  : lse.data + sample.batch_index * lse.batch_stride +
-                                        head * lse.head_stride + row * lse.row_stride);
-    }
+  KeyWalk<C, kPlan, ForwardParams> walk{p, shared, 0, 0};
+  bool more = walk.start(rows);
+  if (thread == 32) {
+    const FloatRows& lse = p.lse[h];
+    const i64 row = rows.first + rows.valid.begin;
+    ptx::st_shared_pointers(shared + kPlan.results, head_rows(p.out[h], batch, row, rows.head),
+                            lse.data == nullptr ? nullptr : lse.at(batch, rows.head, row));
   }
-  // The first tile is requested before the rest is known; with gaps it may turn out empty.
-  int phase = half == Half::kNoisy && ptx::shfl_idx_u32(tiles.empty() ? 0 : 1, 0) != 0 ? 0 : 1;
-  i32 tile = static_cast<i32>(ptx::shfl_idx_u32(static_cast<u32>(tiles.end), phase)) - 1;
-  bool more = ptx::shfl_idx_u32(tiles.empty() ? 0 : 1, phase) != 0;
-  if (more) {
-    keys = static_cast<i32>(ptx::shfl_idx_u32(static_cast<u32>(keys), phase));
-    request_tile<C.tile_kv, C.head_dim, C.threads()>(
-        shared + kPlan.k, ptx::shfl_idx_pointer(k_rows, phase), p.k[phase].row_stride,
-        tile * C.tile_kv, keys, p.head_dim);
-    request_tile<C.tile_kv, C.head_dim_v, C.threads()>(
-        shared + kPlan.v, ptx::shfl_idx_pointer(v_rows, phase), p.v[phase].row_stride,
-        tile * C.tile_kv, keys, p.head_dim_v);
+  if (p.negate_q != 0) {
+    ptx::cp_async_wait_group<1>();
+    ptx::bar_sync(0, C.threads());  // Q is here
+    negate_tile<C.tile_q(), C.head_dim, C.threads()>(shared + kPlan.q);
   }
-  ptx::cp_async_commit_group();
-
-  for (int each = half == Half::kNoisy ? 0 : 1; each < 2; ++each) {
-    const geometry::IntervalRule rule =
-        geometry::rule_between(sample.mask, half, each == 0 ? Half::kNoisy : Half::kClean);
-    const i32 row =
-        rows.begin + warp * C.rows_per_warp + lane;  // lane i looks at row i of its warp
-    const bool valid = lane < C.rows_per_warp && row < rows.end;
-    Interval seen{0, 0};
-    if (valid) seen = geometry::row_interval(rule, position + row);
-    if (lane < C.rows_per_warp) {
-      ptx::st_shared_v2(
-          shared + kPlan.row_bounds + (each * C.tile_q() + warp * C.rows_per_warp + lane) * 8,
-          seen.begin, seen.end);
-    }
-    const bool counts = valid && !seen.empty();
-    const i32 any_begin = ptx::redux_min_s32(counts ? seen.begin : geometry::kMaxLength);
-    const i32 any_end = ptx::redux_max_s32(counts ? seen.end : 0);
-    // Rows past the end do not matter; a row that sees nothing makes no tile full.
-    const i32 all_begin = ptx::redux_max_s32(valid ? seen.begin : 0);
-    const i32 all_end = ptx::redux_min_s32(valid ? seen.end : geometry::kMaxLength);
-    if (lane == 0) {
-      ptx::st_shared_v4(shared + kPlan.warp_bounds + (each * C.warps + warp) * 16,
-                        {static_cast<u32>(any_begin), static_cast<u32>(any_end),
-                         static_cast<u32>(all_begin), static_cast<u32>(all_end)});
-    }
-  }
-  ptx::bar_sync(0, C.threads());
+  ptx::bar_sync(0, C.threads());  // the rows' intervals are here
 
   // ---- the walk
-  const int row_count = rows.size();
-  // Goes on to the next tile with a visible pair, at or before `tile` or in the next phase; false
-  // at the end. The whole CTA agrees: all read the same rows.
-  const auto find = [&]() {
-    while (true) {
-      const U32x4 tiles = ptx::ld_shared_v4(shared + kPlan.phases + phase * 32);
-      while (tile >= static_cast<i32>(tiles.x)) {
-        if (tiles.w == 0) return true;
-        const Interval keys{tile * C.tile_kv, (tile + 1) * C.tile_kv};
-        bool any = false;
-        for (int row = lane; row < C.tile_q(); row += 32) {
-          Interval seen;
-          ptx::ld_shared_v2(shared + kPlan.row_bounds + (phase * C.tile_q() + row) * 8, seen.begin,
-                            seen.end);
-          any = any || seen.meets(keys);
-        }
-        if (ptx::ballot(any) != 0) return true;
-        --tile;
-      }
-      if (phase == 1) return false;
-      phase = 1;
-      tile = static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.phases + 32 + 4));
-    }
-  };
-  const auto request_kv = [&](int to_stage) {
-    const u32 at = shared + kPlan.phases + phase * 32;
-    const i32 keys = static_cast<i32>(ptx::ld_shared_u32(at + 8));
-    request_tile<C.tile_kv, C.head_dim, C.threads()>(
-        shared + kPlan.k + to_stage * kKStageBytes, ptx::ld_shared_pointer<u16>(at + 16),
-        p.k[phase].row_stride, tile * C.tile_kv, keys, p.head_dim);
-    request_tile<C.tile_kv, C.head_dim_v, C.threads()>(
-        shared + kPlan.v + to_stage * kVStageBytes, ptx::ld_shared_pointer<u16>(at + 24),
-        p.v[phase].row_stride, tile * C.tile_kv, keys, p.head_dim_v);
-  };
+  const int row_count = rows.valid.size();
   const int warp_row = warp * C.rows_per_warp;
   ForwardState<C> state;
 #pragma unroll
@@ -295,38 +169,32 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
   }
   DropoutTile dropout;
   if constexpr (C.dropout) {
-    dropout = dropout_tile(p.dropout, item.sample * p.heads_q + head, item.segment,
-                           rows.begin + warp_row);
+    dropout = dropout_tile(p.dropout, rows.sample_index * p.heads_q + rows.head, rows.segment,
+                           rows.valid.begin + warp_row);
   }
 
   int stage = 0;
   while (more) {
-    const i32 first_key = tile * C.tile_kv;
-    const U32x4 bounds =
-        ptx::ld_shared_v4(shared + kPlan.warp_bounds + (phase * C.warps + warp) * 16);
-    const bool full = static_cast<i32>(bounds.z) <= first_key &&
-                      static_cast<i32>(bounds.w) >= first_key + C.tile_kv;
-    const int first_piece = geometry::max_of(static_cast<i32>(bounds.x) - first_key, 0) / 16;
-    const int last_piece =
-        geometry::min_of(static_cast<i32>(bounds.y) - first_key + 15, C.tile_kv) / 16;
-    const u32 row_bounds = shared + kPlan.row_bounds + (phase * C.tile_q() + warp_row) * 8;
+    const i32 first_key = walk.first_key();
+    const WarpKeys keys = walk.warp_keys(warp);
+    const u32 row_bounds = walk.bounds_at(warp);
     const u32 k_tile = shared + kPlan.k + stage * kKStageBytes;
     const u32 v_tile = shared + kPlan.v + stage * kVStageBytes;
-    if constexpr (C.dropout) dropout.clean_keys = phase;
+    if constexpr (C.dropout) dropout.clean_keys = walk.phase;
 
     ptx::cp_async_wait_group<0>();
     ptx::bar_sync(0, C.threads());  // this tile is here, and all warps are done with the last one
-    --tile;
-    more = find();
+    --walk.tile;
+    more = walk.find();
     stage ^= 1;
-    if (more) request_kv(stage);
+    if (more) walk.request(stage);
     ptx::cp_async_commit_group();
 
-    if (full) {
+    if (keys.full) {
       forward_step<C, C.tile_kv / 16, false>(p, state, shared + kPlan.q, k_tile, v_tile, 0,
                                              row_bounds, first_key, dropout);
     } else {
-      for (int piece = first_piece & ~1; piece < last_piece; piece += 2) {
+      for (int piece = keys.first_piece & ~1; piece < keys.last_piece; piece += 2) {
         forward_step<C, 2, true>(p, state, shared + kPlan.q, k_tile, v_tile, piece, row_bounds,
                                  first_key, dropout);
       }
@@ -335,38 +203,19 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
   ptx::cp_async_wait_group<0>();
   ptx::bar_sync(0, C.threads());  // Q is here also where no tile was visited; its place is reused
 
-  // ---- output: through the warp's own rows of Q, so that global stores are whole lines
-  const u32 out_at = shared + kPlan.q + warp_row * kVRowBytes;
+  float inverse[kAtoms][2];
   float lse[kAtoms][2];
 #pragma unroll
   for (int m = 0; m < kAtoms; ++m) {
-    float inverse[2];
-    softmax_finish(state.rows[m], p.scale_log2, inverse, lse[m]);
-    const float keep = C.dropout ? p.dropout.keep_scale : 1.0f;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const u32 row_at = out_at + (m * 16 + r * 8 + lane / 4) * kVRowBytes + lane % 4 * 4;
-#pragma unroll
-      for (int i = 0; i < C.head_dim_v / 8; ++i) {
-        ptx::st_shared_u32(row_at + i * 16, ptx::cvt_x2_f32<C.element>(
-                                                state.o[m][i][2 * r] * inverse[r] * keep,
-                                                state.o[m][i][2 * r + 1] * inverse[r] * keep));
-      }
-    }
+    softmax_finish(state.rows[m], p.scale_log2, inverse[m], lse[m]);
   }
-  ptx::syncwarp();
-  u16* out = ptx::ld_shared_pointer<u16>(shared + kPlan.results);
+  const float keep = C.dropout ? p.dropout.keep_scale : 1.0f;
   const i64 out_stride = p.out[h].row_stride;
-  constexpr int kChunks = C.head_dim_v / 8;
-#pragma unroll
-  for (int i = lane; i < C.rows_per_warp * kChunks; i += 32) {
-    const int row = i / kChunks;
-    const int chunk = i % kChunks;
-    if (warp_row + row < row_count && chunk * 8 < p.head_dim_v) {
-      ptx::st_global_v4(out + (warp_row + row) * out_stride + chunk * 8,
-                        ptx::ld_shared_v4(out_at + row * kVRowBytes + chunk * 16));
-    }
-  }
+  write_accumulators<C.element>(
+      state.o, [&](int m, int r, float x) { return x * inverse[m][r] * keep; },
+      shared + kPlan.q + warp_row * kVRowBytes,
+      ptx::ld_shared_pointer<u16>(shared + kPlan.results) + warp_row * out_stride, out_stride,
+      row_count - warp_row, p.head_dim_v);
   float* lse_rows = ptx::ld_shared_pointer<float>(shared + kPlan.results + 8);
   if (lse_rows != nullptr && lane % 4 == 0) {
 #pragma unroll
