@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cuda/attention/backward_config.hpp"
+#include "cuda/attention/backward_dq_config.hpp"
 #include "cuda/attention/forward_config.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/limits.hpp"
@@ -17,6 +18,7 @@ struct KernelTraits {
   Element element = Element::kBFloat16;
   bool softcap = false;
   bool dropout = false;
+  bool deterministic = false;  // of the backward pass alone: dQ by query rows
 };
 
 inline constexpr int kNativeHeadDims[] = {64, 96, 128, 192, 256};
@@ -31,6 +33,7 @@ constexpr int native_head_dim(int dim) {
 
 ForwardConfig forward_config(const KernelTraits& traits, const DeviceLimits& limits);
 BackwardConfig backward_config(const KernelTraits& traits, const DeviceLimits& limits);
+BackwardDqConfig backward_dq_config(const KernelTraits& traits, const DeviceLimits& limits);
 RowsConfig prepare_config(const KernelTraits& traits);
 RowsConfig finish_config(const KernelTraits& traits);
 

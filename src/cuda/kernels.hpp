@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "cuda/attention/backward_config.hpp"
+#include "cuda/attention/backward_dq_config.hpp"
 #include "cuda/attention/forward_config.hpp"
 #include "runtime/spec.hpp"
 
@@ -19,7 +20,7 @@ struct ForwardKernel {
   ForwardConfig config;
 };
 
-/// attention_backward_sm80 (backward_sm80.cuh); takes BackwardParams, as do the next two.
+/// attention_backward_sm80 (backward_sm80.cuh); takes BackwardParams, as do the next three.
 struct BackwardKernel {
   BackwardConfig config;
 };
@@ -34,7 +35,13 @@ struct FinishKernel {
   RowsConfig config;
 };
 
-using AttentionKernel = std::variant<ForwardKernel, BackwardKernel, PrepareKernel, FinishKernel>;
+/// attention_backward_dq_sm80 (backward_dq_sm80.cuh).
+struct BackwardDqKernel {
+  BackwardDqConfig config;
+};
+
+using AttentionKernel =
+    std::variant<ForwardKernel, BackwardKernel, PrepareKernel, FinishKernel, BackwardDqKernel>;
 
 int threads_of(const AttentionKernel& kernel);
 

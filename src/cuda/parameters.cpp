@@ -213,7 +213,7 @@ BackwardParams backward_params(const AttentionProblem& problem, const BackwardCo
   BackwardParams p;
   set_common(problem, p);
   p.softmax_scale = static_cast<float>(problem.softmax_scale);
-  p.dq_width = config.head_dim;
+  p.dq_width = config.dq ? config.head_dim : 0;
   const auto take = [&workspace](const QueryExtents& extents, i64 width) {
     float* piece = reinterpret_cast<float*>(workspace);
     workspace += aligned(extents.values() * static_cast<std::size_t>(width) * sizeof(float));
@@ -235,7 +235,7 @@ BackwardParams backward_params(const AttentionProblem& problem, const BackwardCo
     }
     const QueryExtents extents = query_extents(problem, half);
     p.row_values[h] = take(extents, 2);
-    p.dq_sum[h] = take(extents, p.dq_width);
+    if (config.dq) p.dq_sum[h] = take(extents, p.dq_width);
   }
   return p;
 }

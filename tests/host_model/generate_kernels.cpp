@@ -3,7 +3,7 @@
 //
 //   generate_kernels FOLDER PARTS [FAMILY]
 //
-// With a FAMILY (forward or backward): of a few kernels of that family only, for planted bugs, with
+// With a FAMILY (forward, backward or deterministic): of a few kernels of that family only, for planted bugs, with
 // an entry point for --kernels of the operator table.
 #include <fmt/format.h>
 
@@ -31,6 +31,7 @@ std::string key_text(const cuda::AttentionKernel& kernel) {
 std::string part_text(const std::vector<cuda::AttentionKernel>& kernels, std::size_t part,
                       std::size_t parts) {
   std::string code =
+      "#include \"cuda/attention/backward_dq_sm80.cuh\"\n"
       "#include \"cuda/attention/backward_rows.cuh\"\n"
       "#include \"cuda/attention/backward_sm80.cuh\"\n"
       "#include \"cuda/attention/forward_sm80.cuh\"\n"

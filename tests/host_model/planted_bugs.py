@@ -25,6 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 FORWARD = "cuda/attention/forward_sm80.cuh"
 BACKWARD = "cuda/attention/backward_sm80.cuh"
+DQ = "cuda/attention/backward_dq_sm80.cuh"
+KEY_WALK = "cuda/attention/key_walk.cuh"
+QUERY_ROWS = "cuda/attention/query_rows.cuh"
 SCORES = "cuda/attention/backward_scores.cuh"
 WALK = "cuda/attention/backward_walk.cuh"
 ROWS = "cuda/attention/backward_rows.cuh"
@@ -62,7 +65,9 @@ CASES = [
     "dim128_128",
     "dropout_softcap_gqa",
     "dropout_softcap_gqa_sequence",
+    "scale_negative",
 ]
+FAMILIES = ("forward", "backward", "deterministic")
 
 
 @dataclass
@@ -88,7 +93,11 @@ def backward(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
     return Bug(name, "backward", path, old, new, **rest)
 
 
-CONTROLS = [Bug("none", "forward", quick=True), Bug("none", "backward", quick=True)]
+def deterministic(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
+    return Bug(name, "deterministic", path, old, new, **rest)
+
+
+CONTROLS = [Bug("none", family, quick=True) for family in FAMILIES]
 
 SMALL = "cuda-model:8.6"
 TILE_HERE = "ptx::bar_sync(0, C.threads());  // this tile is here"
@@ -111,7 +120,7 @@ BUGS = [
     forward(
         "barrier after the rows' intervals removed",
         FORWARD,
-        "ptx::bar_sync(0, C.threads()); // ---- the walk",
+        "ptx::bar_sync(0, C.threads());  // the rows' intervals",
         "//",
     ),
     forward(
@@ -120,17 +129,30 @@ BUGS = [
         "ptx::bar_sync(0, C.threads());  // Q is here",
         "//",
     ),
-    forward("syncwarp before the output is read removed", FORWARD, "ptx::syncwarp();", ""),
+    forward("syncwarp before the output is read removed", COPY, "ptx::syncwarp();", ""),
+    forward(
+        "wait for Q before it is negated removed",
+        FORWARD,
+        "ptx::cp_async_wait_group<1>();",
+        "",
+    ),
+    forward(
+        "barrier before Q is negated removed",
+        FORWARD,
+        "ptx::bar_sync(0, C.threads());  // Q is here negate",
+        "negate",
+    ),
+    forward("Q not negated", FORWARD, "if (p.negate_q != 0)", "if (p.negate_q > 1)"),
     forward(
         "next tile requested into the stage in use",
         FORWARD,
-        "stage ^= 1; if (more) request_kv(stage);",
-        "if (more) request_kv(stage); stage ^= 1;",
+        "stage ^= 1; if (more) walk.request(stage);",
+        "if (more) walk.request(stage); stage ^= 1;",
         quick=True,
     ),
     forward(
         "first tile requested from the other half",
-        FORWARD,
+        KEY_WALK,
         "ptx::shfl_idx_pointer(k_rows, phase)",
         "ptx::shfl_idx_pointer(k_rows, 1 - phase)",
     ),
@@ -171,21 +193,21 @@ BUGS = [
     ),
     forward(
         "partial tile taken for full",
-        FORWARD,
-        "static_cast<i32>(bounds.w) >= first_key + C.tile_kv",
-        "static_cast<i32>(bounds.w) >= first_key + C.tile_kv - 1",
+        KEY_WALK,
+        "static_cast<i32>(bounds.w) >= first_key() + C.tile_kv",
+        "static_cast<i32>(bounds.w) >= first_key() + C.tile_kv - 1",
     ),
     forward(
         "last piece of a masked tile left out",
-        FORWARD,
-        "- first_key + 15, C.tile_kv) / 16",
-        "- first_key, C.tile_kv) / 16",
+        KEY_WALK,
+        "- first_key() + 15, C.tile_kv) / 16",
+        "- first_key(), C.tile_kv) / 16",
     ),
     forward(
         "first piece of a masked tile left out",
         FORWARD,
-        "first_piece & ~1",
-        "(first_piece + 1) & ~1",
+        "keys.first_piece & ~1",
+        "(keys.first_piece + 1) & ~1",
     ),
     forward(
         "noisy rows see their own clean block",
@@ -216,9 +238,10 @@ BUGS = [
     forward("a row past the end read", COPY, "r < rows;", "r <= rows;"),
     forward(
         "a row past the end written",
-        FORWARD,
-        "warp_row + row < row_count && chunk",
-        "warp_row + row <= row_count && chunk",
+        COPY,
+        "row < count && chunk",
+        "row <= count && chunk",
+        times=2,
     ),
     forward(
         "dropout: wrong words traded",
@@ -231,7 +254,7 @@ BUGS = [
     forward(
         "dropout: clean keys take the noisy keys' numbers",
         FORWARD,
-        "dropout.clean_keys = phase;",
+        "dropout.clean_keys = walk.phase;",
         "dropout.clean_keys = 0;",
     ),
     forward(
@@ -413,6 +436,101 @@ BUGS = [
         "return {reaching.begin - query_position, reaching.end - query_position};",
         "return {reaching.begin - query_position, reaching.end - 1 - query_position};",
     ),
+    deterministic(
+        "wait for K and V removed",
+        DQ,
+        "ptx::cp_async_wait_group<0>(); " + TILE_HERE,
+        TILE_HERE,
+        quick=True,
+    ),
+    deterministic("barrier of the loop removed", DQ, TILE_HERE, "//"),
+    deterministic(
+        "barrier after the rows' intervals removed",
+        DQ,
+        "ptx::bar_sync(0, C.threads());  // the rows' intervals",
+        "//",
+    ),
+    deterministic("last barrier removed", DQ, "ptx::bar_sync(0, C.threads());  // Q is here", "//"),
+    deterministic(
+        "next tile requested into the stage in use",
+        DQ,
+        "stage ^= 1; if (more) walk.request(stage);",
+        "if (more) walk.request(stage); stage ^= 1;",
+    ),
+    deterministic(
+        "first piece of a masked tile left out",
+        DQ,
+        "keys.first_piece * 16 / kStep",
+        "(keys.first_piece + 1) * 16 / kStep",
+    ),
+    deterministic(
+        "last piece of a masked tile left out",
+        DQ,
+        "key < keys.last_piece * 16",
+        "key < keys.last_piece * 16 - 16",
+        quick=True,
+    ),
+    deterministic(
+        "mask off by one",
+        SCORES,
+        "seen.contains(key + i * 8 + j)",
+        "seen.contains(key + i * 8 + j - 1)",
+    ),
+    deterministic(
+        "16 rows masked as those before them",
+        DQ,
+        "bounds + (m * 16 + lane / 4) * 8",
+        "bounds + lane / 4 * 8",
+    ),
+    deterministic(
+        "log-sum-exp and delta of the segment's first rows",
+        DQ,
+        "(padded + rows.valid.begin) * 2",
+        "padded * 2",
+    ),
+    deterministic(
+        "second row's log-sum-exp and delta not copied", DQ, "left > 1   ? 16", "left > 1 ? 8"
+    ),
+    deterministic("delta of the row before", DQ, "values + m * 128 + 68", "values + m * 128 + 4"),
+    deterministic("dQ not scaled", DQ, "return x * p.softmax_scale;", "return x;"),
+    deterministic(
+        "K without .trans",
+        MULTIPLY,
+        "multiply_step<kElement, true>(c, ra, b + step * 16 * b_bytes, 32);",
+        "multiply_step<kElement, false>(c, ra, b + step * 16 * b_bytes, 32);",
+        times=2,
+    ),
+    deterministic(
+        "dropout: clean keys take the noisy keys' numbers",
+        DQ,
+        "dropout.clean_keys = walk.phase;",
+        "dropout.clean_keys = 0;",
+    ),
+    deterministic(
+        "dropout: second 16 rows take the first ones' numbers",
+        DQ,
+        "dropped_bits<kTiles>(dropout, m * 16,",
+        "dropped_bits<kTiles>(dropout, 0,",
+    ),
+    deterministic(
+        "padding keeps what it held", QUERY_ROWS, "!rows.padding.empty()", "rows.padding.size() > 99"
+    ),
+    deterministic(
+        "tail of a packed tensor begins a row late",
+        QUERY_ROWS,
+        "tail.first + row,",
+        "tail.first + row + 1,",
+    ),
+    deterministic(
+        "head of another group", QUERY_ROWS, "item.head_kv * p.grid.query_heads", "item.head_kv"
+    ),
+    deterministic(
+        "barrier B of dK and dV alone removed",
+        BACKWARD,
+        "ptx::bar_sync(0, C.threads());  // B",
+        "//",
+        times=2,
+    ),
 ]
 
 SYNCHRONISING = (
@@ -423,7 +541,12 @@ SYNCHRONISING = (
 def deletions() -> list[Bug]:
     """One bug for each synchronising statement of the kernels: it is removed."""
     bugs = []
-    for family, path in (("forward", FORWARD), ("backward", BACKWARD)):
+    for family, path in (
+        ("forward", FORWARD),
+        ("forward", KEY_WALK),
+        ("backward", BACKWARD),
+        ("deterministic", DQ),
+    ):
         text = (ROOT / "src" / path).read_text()
         for match in re.finditer(SYNCHRONISING, text):
             line = text.count("\n", 0, match.start()) + 1
@@ -452,7 +575,7 @@ class Prober:
     def __init__(self, build: Path, compiler: str, work: Path) -> None:
         self.build, self.compiler, self.work = build, compiler, work
         self.generated = {}
-        for family in ("forward", "backward"):
+        for family in FAMILIES:
             folder = work / family
             folder.mkdir()
             generator = build / "tests" / "host_model" / "generate_model_kernels"
@@ -488,12 +611,13 @@ class Prober:
             raise SystemExit(f"{bug.name}: the kernels do not compile with it")
         return library
 
-    def run(self, library: Path, mode: str, device: str) -> tuple[str, str]:
+    def run(self, library: Path, bug: Bug, mode: str) -> tuple[str, str]:
         """How the bug shows ("-": not at all), and the message."""
-        names = ":".join(f"*/{case}_bf16" for case in CASES)
+        suffix = "deterministic_bf16" if bug.family == "deterministic" else "bf16"
+        names = ":".join(f"*/{case}_{suffix}" for case in CASES)
         command = [
             self.build / "tests" / "test_operators",
-            f"--device={device}",
+            f"--device={bug.device}",
             f"--mode={mode}",
             f"--kernels={library}",
             f"--gtest_filter={names}",
@@ -534,7 +658,7 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "cpu")
     parser.add_argument("--compiler", default=os.environ.get("CXX", "g++"))
     parser.add_argument("--only", default="", help="part of the bugs' names")
-    parser.add_argument("--family", choices=["forward", "backward"])
+    parser.add_argument("--family", choices=FAMILIES)
     parser.add_argument("--quick", action="store_true", help="the few bugs that CI runs")
     parser.add_argument("--matrix", action="store_true", help="every mode, not only checked")
     parser.add_argument("--delete", action="store_true", help="remove synchronising statements")
@@ -552,7 +676,7 @@ def main() -> int:
         prober = Prober(args.build.resolve(), args.compiler, Path(work))
         for bug in bugs:
             library = prober.compile(bug)
-            found = {name: prober.run(library, mode, bug.device) for name, mode in modes.items()}
+            found = {name: prober.run(library, bug, mode) for name, mode in modes.items()}
             cells = " | ".join(how for how, _ in found.values())
             print(f"| {bug.family} | {bug.name} | {cells} |", flush=True)
             how, message = found["checked"]
