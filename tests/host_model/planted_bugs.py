@@ -139,7 +139,7 @@ BUGS = [
     forward(
         "barrier before Q is negated removed",
         FORWARD,
-        "ptx::bar_sync(0, C.threads());  // Q is here negate",
+        "ptx::bar_sync(0, C.threads());  // all of Q is here negate",
         "negate",
     ),
     forward("Q not negated", FORWARD, "if (p.negate_q != 0)", "if (p.negate_q > 1)"),
@@ -513,7 +513,10 @@ BUGS = [
         "dropped_bits<kTiles>(dropout, 0,",
     ),
     deterministic(
-        "padding keeps what it held", QUERY_ROWS, "!rows.padding.empty()", "rows.padding.size() > 99"
+        "padding keeps what it held",
+        QUERY_ROWS,
+        "!rows.padding.empty()",
+        "rows.padding.size() > 99",
     ),
     deterministic(
         "tail of a packed tensor begins a row late",

@@ -149,7 +149,7 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
   }
   if (p.negate_q != 0) {
     ptx::cp_async_wait_group<1>();
-    ptx::bar_sync(0, C.threads());  // Q is here
+    ptx::bar_sync(0, C.threads());  // all of Q is here
     negate_tile<C.tile_q(), C.head_dim, C.threads()>(shared + kPlan.q);
   }
   ptx::bar_sync(0, C.threads());  // the rows' intervals are here
