@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "bench_command.hpp"
 #include "compile_command.hpp"
 #include "doctor_command.hpp"
 #include "mask_command.hpp"
@@ -24,6 +25,7 @@ int main(int argc, char** argv) {
     stepwell::cli::add_mask_command(app);
     stepwell::cli::add_compile_command(app);
     stepwell::cli::add_doctor_command(app);
+    stepwell::cli::add_bench_command(app);
     app.parse(argc, argv);
     if (app.get_subcommands().empty()) {
       std::fprintf(stderr, "a command is missing\n\n%s", app.help().c_str());

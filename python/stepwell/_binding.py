@@ -80,6 +80,9 @@ _module.set_library_dirs(":".join(_nvidia_library_dirs()))
 _module.set_log_callback(_log)
 attention_forward = _module.attention_forward
 attention_backward = _module.attention_backward
+# Of the same arguments, what the plan of the call says of itself.
+attention_forward_plan = _module.attention_forward_plan
+attention_backward_plan = _module.attention_backward_plan
 attention_mask = _module.attention_mask
 visible_pairs = _module.visible_pairs
 version: str = _module.version()

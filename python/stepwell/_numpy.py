@@ -84,7 +84,9 @@ def dropout(p: Any, seed: Any, q: Any = None) -> tuple[float, int, np.ndarray | 
     )
 
 
-def _outputs(name: str, q: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _outputs(
+    name: str, q: np.ndarray, v: np.ndarray, lse: bool
+) -> tuple[np.ndarray, np.ndarray | None]:
     shape = q.shape
     if len(shape) == 4:
         lse_shape = (shape[0], shape[2], shape[1])
@@ -95,7 +97,8 @@ def _outputs(name: str, q: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.nd
             f"{name} has shape {list(shape)}; accepted: rank 4 (batch, rows, heads, head_dim), or "
             "rank 3 (rows, heads, head_dim) where samples are packed"
         )
-    return np.empty((*shape[:-1], *v.shape[-1:]), q.dtype), np.empty(lse_shape, np.float32)
+    out = np.empty((*shape[:-1], *v.shape[-1:]), q.dtype)
+    return out, np.empty(lse_shape, np.float32) if lse else None
 
 
 def _last_dim_contiguous(array: np.ndarray) -> np.ndarray:
@@ -107,11 +110,11 @@ def _gradient(array: np.ndarray) -> np.ndarray:
     return np.empty(array.shape, array.dtype)
 
 
-def _plain(prefix: Any, args: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _plain(prefix: Any, args: tuple[Any, ...], lse: bool) -> tuple[np.ndarray, np.ndarray | None]:
     q, k, v = (readable(*named) for named in zip("qkv", args[:3], strict=True))
-    out, lse = _outputs("q", q, v)
-    _binding.attention_forward(*prefix(q, k, v, *args[3:], 0), out, lse, None, None)
-    return out, lse
+    out, row_lse = _outputs("q", q, v, lse)
+    _binding.attention_forward(*prefix(q, k, v, *args[3:], 0), out, row_lse, None, None)
+    return out, row_lse
 
 
 def _plain_backward(prefix, dout, dlse, out, lse, args):
@@ -126,16 +129,16 @@ def _plain_backward(prefix, dout, dlse, out, lse, args):
     return dq, dk, dv
 
 
-def diffusion_attention(*args):
-    return _plain(_binding.joint_prefix, args)
+def diffusion_attention(*args, lse):
+    return _plain(_binding.joint_prefix, args, lse)
 
 
 def diffusion_attention_backward(dout, dlse, out, lse, *args):
     return _plain_backward(_binding.joint_prefix, dout, dlse, out, lse, args)
 
 
-def sequence_attention(*args):
-    return _plain(_binding.sequence_prefix, args)
+def sequence_attention(*args, lse):
+    return _plain(_binding.sequence_prefix, args, lse)
 
 
 def sequence_attention_backward(dout, dlse, out, lse, *args):
@@ -149,16 +152,16 @@ def _split_inputs(args: tuple[Any, ...]) -> list[np.ndarray | None]:
     return [readable(name, array) for name, array in zip(_SPLIT, args[:6], strict=True)]
 
 
-def split_attention(*args):
+def split_attention(*args, lse):
     inputs = _split_inputs(args)
-    out, lse = _outputs("q_noisy", inputs[0], inputs[2])
+    out, lse_noisy = _outputs("q_noisy", inputs[0], inputs[2], lse)
     prefix = _binding.split_prefix(*inputs, *args[6:], 0)
     if inputs[5] is None:
-        _binding.attention_forward(*prefix, out, lse, None, None)
-        return out, lse, None, None
-    out_clean, lse_clean = _outputs("q_clean", inputs[5], inputs[4])
-    _binding.attention_forward(*prefix, out, lse, out_clean, lse_clean)
-    return out, lse, out_clean, lse_clean
+        _binding.attention_forward(*prefix, out, lse_noisy, None, None)
+        return out, lse_noisy, None, None
+    out_clean, lse_clean = _outputs("q_clean", inputs[5], inputs[4], lse)
+    _binding.attention_forward(*prefix, out, lse_noisy, out_clean, lse_clean)
+    return out, lse_noisy, out_clean, lse_clean
 
 
 def split_attention_backward(

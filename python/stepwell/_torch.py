@@ -4,7 +4,8 @@ Three families (joint, split, sequence), each a forward and a backward operator 
 ``stepwell``. Autograd lies outside the operators, so compilers see two opaque functions; the
 backward operators cannot be differentiated again. ``torch.library.register_autograd`` would do the
 same, but it fills in defaults argument by argument in Python: 93 us a call against 19 us for the
-functions below (20 arguments, one core of an EPYC 9005).
+functions below (20 arguments, one core of an EPYC 9005). What the package calls leaves the
+dispatcher out where it would do nothing (_eager.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import _C
 from torch.autograd import forward_ad
 
-from . import _binding, _host_masks
+from . import _binding, _eager, _host_masks
 from ._arguments import (
     INT32_MAX,
     INT32_MIN,
@@ -34,16 +35,13 @@ Array = torch.Tensor
 ARRAY_NAME = "torch.Tensor"
 
 _library = torch.library.Library("stepwell", "FRAGMENT")
-_AUTOCAST_KEYS = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU) | _C.DispatchKeySet(
-    _C.DispatchKey.AutocastCUDA
-)
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 
 def _gradient_like(x: torch.Tensor) -> torch.Tensor:
     """Memory for the gradient of ``x``; empty_like may copy the strides of an overlapping view."""
     like = torch.empty_like(x)
-    if x.numel() and like.stride(-1) != 1:
+    if like.stride(-1) != 1 and x.numel():
         return torch.empty_like(x, memory_format=torch.contiguous_format)
     return like
 
@@ -109,14 +107,15 @@ def _last_dim_contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 def _is_aligned(tensor: torch.Tensor) -> bool:
     """Whether the CUDA kernels, which move 16 bytes at a time, can read the rows of a tensor."""
+    if tensor.data_ptr() & 15:
+        return False
+    if tensor.is_contiguous():
+        return True  # head dims are multiples of 8
     strides = tensor.stride()
-    odd = tensor.data_ptr() & 15
-    for stride in strides[:-1]:
-        odd |= stride & 7
-    if not odd and strides[-1] == 1:
-        return True
-    used = [s for s, extent in zip(strides[:-1], tensor.shape[:-1], strict=True) if extent > 1]
-    return strides[-1] == 1 and tensor.data_ptr() % 16 == 0 and all(s % 8 == 0 for s in used)
+    return strides[-1] == 1 and all(
+        stride & 7 == 0 or extent == 1
+        for stride, extent in zip(strides[:-1], tensor.shape[:-1], strict=True)
+    )
 
 
 # Of each operator: the arguments whose rows kernels read.
@@ -126,30 +125,38 @@ ALIGNED_ROWS: dict[str, tuple[int, ...]] = {}
 def _with_aligned_rows(kernel: Callable, rows: tuple[int, ...]) -> Callable:
     """`kernel` with copies of those arguments at `rows` that it could not read."""
 
-    def aligned(*args):
+    def aligned(*args, **options):
         for i in rows:
             tensor = args[i]
-            if tensor is not None and tensor.ndim > 1 and not _is_aligned(tensor):
+            if tensor is not None and not _is_aligned(tensor) and tensor.ndim > 1:
                 # The strides of a clone are those that a gradient like the tensor has.
                 args = (*args[:i], tensor.clone(), *args[i + 1 :])
-        return kernel(*args)
+        return kernel(*args, **options)
 
     return aligned
 
 
-def _outputs(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _outputs(
+    q: torch.Tensor, v: torch.Tensor, lse: bool = True, fake: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Memory for out and, if it is wanted, lse; `fake` leaves strides that may be symbols alone."""
     shape = q.shape
     if len(shape) == 4:
-        lse_shape = (shape[0], shape[2], shape[1])
+        batch, rows, heads, dim = shape
+        lse_shape = (batch, heads, rows)
     elif len(shape) == 3:
-        lse_shape = (shape[1], shape[0])
+        rows, heads, dim = shape
+        lse_shape = (heads, rows)
     else:
         raise TypeError(
             f"q has shape {list(shape)}; accepted: rank 4 (batch, rows, heads, head_dim), or rank "
             "3 (rows, heads, head_dim) where samples are packed"
         )
-    out = torch.empty((*shape[:-1], *v.shape[-1:]), dtype=q.dtype, device=q.device)
-    return out, torch.empty(lse_shape, dtype=torch.float32, device=q.device)
+    if not fake and v.ndim and v.shape[-1] == dim and q.is_contiguous():
+        out = torch.empty_like(q)  # half the time of the general form
+    else:
+        out = torch.empty(*shape[:-1], *v.shape[-1:], dtype=q.dtype, device=q.device)
+    return out, torch.empty(*lse_shape, dtype=torch.float32, device=q.device) if lse else None
 
 
 def _no_outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,9 +166,8 @@ def _no_outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 # ------------------------------------------------------------------------------------- joint
 
 
-def _joint_forward(*args):
-    q, v = args[0], args[2]
-    out, lse = _outputs(q, v)
+def _joint_forward(*args, lse=True):
+    out, lse = _outputs(args[0], args[2], lse)
     prefix = _binding.joint_prefix(*args, torch.get_num_threads())
     _binding.attention_forward(*prefix, out, lse, None, None)
     return out, lse
@@ -179,7 +185,7 @@ def _joint_backward(dout, dlse, out, lse, *args):
 
 
 def _plain_fake(*args):
-    return _outputs(args[0], args[2])
+    return _outputs(args[0], args[2], fake=True)
 
 
 def _plain_backward_fake(dout, dlse, out, lse, *args):
@@ -190,9 +196,8 @@ def _plain_backward_fake(dout, dlse, out, lse, *args):
 # ---------------------------------------------------------------------------------- sequence
 
 
-def _sequence_forward(*args):
-    q, v = args[0], args[2]
-    out, lse = _outputs(q, v)
+def _sequence_forward(*args, lse=True):
+    out, lse = _outputs(args[0], args[2], lse)
     prefix = _binding.sequence_prefix(*args, torch.get_num_threads())
     _binding.attention_forward(*prefix, out, lse, None, None)
     return out, lse
@@ -212,16 +217,16 @@ def _sequence_backward(dout, dlse, out, lse, *args):
 # ------------------------------------------------------------------------------------- split
 
 
-def _split_forward(*args):
+def _split_forward(*args, lse=True):
     q_noisy, v_noisy, v_clean, q_clean = args[0], args[2], args[4], args[5]
-    out, lse = _outputs(q_noisy, v_noisy)
+    out, lse_noisy = _outputs(q_noisy, v_noisy, lse)
     prefix = _binding.split_prefix(*args, torch.get_num_threads())
     if q_clean is None:
-        _binding.attention_forward(*prefix, out, lse, None, None)
-        return out, lse, *_no_outputs(q_noisy)
-    out_clean, lse_clean = _outputs(q_clean, v_clean)
-    _binding.attention_forward(*prefix, out, lse, out_clean, lse_clean)
-    return out, lse, out_clean, lse_clean
+        _binding.attention_forward(*prefix, out, lse_noisy, None, None)
+        return out, lse_noisy, *_no_outputs(q_noisy)
+    out_clean, lse_clean = _outputs(q_clean, v_clean, lse)
+    _binding.attention_forward(*prefix, out, lse_noisy, out_clean, lse_clean)
+    return out, lse_noisy, out_clean, lse_clean
 
 
 def _split_gradients(q_noisy, k_noisy, v_noisy, k_clean, v_clean, q_clean):
@@ -250,8 +255,8 @@ def _split_backward(
 
 def _split_fake(*args):
     q_noisy, v_noisy, v_clean, q_clean = args[0], args[2], args[4], args[5]
-    clean = _no_outputs(q_noisy) if q_clean is None else _outputs(q_clean, v_clean)
-    return *_outputs(q_noisy, v_noisy), *clean
+    clean = _no_outputs(q_noisy) if q_clean is None else _outputs(q_clean, v_clean, fake=True)
+    return *_outputs(q_noisy, v_noisy, fake=True), *clean
 
 
 def _split_backward_fake(
@@ -277,6 +282,14 @@ def _on_one_device(fake: Callable, op: Any, first: int) -> Callable:
     return kernel
 
 
+def _below_autograd(op: Callable) -> Callable:
+    def run(*args):
+        with _C._AutoDispatchBelowAutograd():
+            return op(*args)
+
+    return run
+
+
 def _define(
     name: str,
     arguments: str,
@@ -291,15 +304,19 @@ def _define(
     gradient_inputs: tuple[int, ...],
     cast_inputs: tuple[int, ...],
 ) -> tuple[Callable, Callable]:
-    """Defines a family's two operators; `num_tensors` of the arguments are tensors, the first."""
+    """Defines a family's two operators, and returns the functions that call them.
+
+    `num_tensors` of the arguments are tensors, the first.
+    """
     _library.define(f"{name}({arguments}) -> ({forward_returns})", tags=_TAGS)
     _library.define(
         f"{name}_backward({backward_arguments}, {arguments}) -> ({backward_returns})", tags=_TAGS
     )
     forward_op = getattr(torch.ops.stepwell, name).default
     backward_op = getattr(torch.ops.stepwell, f"{name}_backward").default
-    num_arguments = len(forward_op._schema.arguments)
     num_pairs = len(forward_op._schema.returns) // 2
+    num_backward_tensors = 4 * num_pairs + num_tensors
+    kernels = []  # of each operator by device
     for op, kernel, fake, first in (
         (forward_op, forward, forward_fake, 0),
         (backward_op, backward, backward_fake, 4 * num_pairs),
@@ -307,19 +324,26 @@ def _define(
         # Of a backward operator also dout and out, the first and third of each pair's tensors.
         rows = (*range(0, first, 2), *(first + i for i in gradient_inputs))
         ALIGNED_ROWS[op._opname] = rows
-        _library.impl(op._opname, kernel, "CPU")
-        _library.impl(op._opname, _with_aligned_rows(kernel, rows), "CUDA")
+        kernels.append({"cpu": kernel, "cuda": _with_aligned_rows(kernel, rows)})
+        for device, implementation in kernels[-1].items():
+            _library.impl(op._opname, implementation, device.upper())
         fake = _on_one_device(fake, op, first)
         torch.library.register_fake(op._schema.name, fake, lib=_library)
 
+    forward_kernels, backward_kernels = kernels
+    forward_below, backward_below = _below_autograd(forward_op), _below_autograd(backward_op)
+
+    # Of both functions the first argument is the device whose kernel computes, or None for the
+    # operator. The second has all that are no tensors, since each argument costs time.
     class Attention(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, *args):
-            with _C._AutoDispatchBelowAutograd():
-                outputs = forward_op(*args)
+        def forward(ctx, device, settings, *tensors):
+            run = forward_below if device is None else forward_kernels[device]
+            outputs = run(*tensors, *settings)
+            ctx.device = device
             ctx.set_materialize_grads(False)
-            ctx.save_for_backward(*args[:num_tensors], *outputs)
-            ctx.settings = args[num_tensors:]
+            ctx.save_for_backward(*tensors, *outputs)
+            ctx.settings = settings
             absent = [x for x in outputs if x.dim() == 1]
             if absent:
                 ctx.mark_non_differentiable(*absent)
@@ -334,23 +358,28 @@ def _define(
                 out, lse = outputs[2 * pair], outputs[2 * pair + 1]
                 dout, dlse = douts[2 * pair], douts[2 * pair + 1]
                 inputs += (torch.zeros_like(out) if dout is None else dout, dlse, out, lse)
-            inputs += (*saved[:num_tensors], *ctx.settings)
+            inputs += saved[:num_tensors]
             if _C.is_grad_enabled():  # create_graph=True
-                gradients = backward_op(*inputs)
+                run = backward_op
+            elif ctx.device is not None and _eager.device_of(douts) == ctx.device:
+                run = backward_kernels[
+                    ctx.device
+                ]  # the other tensors are those of the forward pass
             else:
-                with _C._AutoDispatchBelowAutograd():
-                    gradients = backward_op(*inputs)
-            results = [None] * num_arguments
+                run = backward_below
+            gradients = run(*inputs, *ctx.settings)
+            needed = ctx.needs_input_grad
+            results = [None] * (2 + num_tensors)
             for i, gradient in zip(gradient_inputs, gradients, strict=True):
-                if ctx.needs_input_grad[i]:
-                    results[i] = gradient
+                if needed[2 + i]:
+                    results[2 + i] = gradient
             return tuple(results)
 
     class AttentionBackward(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, *args):
-            with _C._AutoDispatchBelowAutograd():
-                return backward_op(*args)
+        def forward(ctx, device, settings, *tensors):
+            run = backward_below if device is None else backward_kernels[device]
+            return run(*tensors, *settings)
 
         @staticmethod
         def backward(ctx, *grads):
@@ -359,7 +388,9 @@ def _define(
                 "(no create_graph=True)"
             )
 
-    def with_autograd(function: type[torch.autograd.Function], op: Callable) -> Callable:
+    def with_autograd(
+        function: type[torch.autograd.Function], below: Callable, tensors: int
+    ) -> Callable:
         def kernel(*args):
             if forward_ad._current_level >= 0 and any(map(_has_tangent, args)):
                 raise NotImplementedError(
@@ -372,30 +403,58 @@ def _define(
                         f"stepwell::{name} has no derivatives under the transforms of torch.func; "
                         "accepted: torch.autograd"
                     )
-                return function.apply(*args)
-            with _C._AutoDispatchBelowAutograd():
-                return op(*args)
+                return function.apply(None, args[tensors:], *args[:tensors])
+            return below(*args)
 
         return kernel
 
+    def cast(device_type: str, args: tuple) -> tuple:
+        dtype = torch.get_autocast_dtype(device_type)
+        args = list(args)
+        for i in cast_inputs:
+            tensor = args[i]
+            if tensor is not None and tensor.is_floating_point():
+                args[i] = tensor.to(dtype)
+        return tuple(args)
+
     def with_autocast(device_type: str) -> Callable:
         def kernel(*args):
-            dtype = torch.get_autocast_dtype(device_type)
-            args = list(args)
-            for i in cast_inputs:
-                tensor = args[i]
-                if tensor is not None and tensor.is_floating_point():
-                    args[i] = tensor.to(dtype)
-            with _C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
+            args = cast(device_type, args)
+            with _C._ExcludeDispatchKeyGuard(_eager.AUTOCAST_KEYS):
                 return forward_op(*args)
 
         return kernel
 
-    _library.impl(name, with_autograd(Attention, forward_op), "Autograd")
-    _library.impl(f"{name}_backward", with_autograd(AttentionBackward, backward_op), "Autograd")
+    def forward_call(*args, lse):
+        tensors = args[:num_tensors]
+        device = _eager.device_of(tensors)
+        if device is None:
+            return forward_op(*args)
+        if torch.is_autocast_enabled(device):
+            args = cast(device, args)
+            tensors = args[:num_tensors]
+        if _C.is_grad_enabled() and _C._any_requires_grad(*tensors):
+            return Attention.apply(device, args[num_tensors:], *tensors)
+        return forward_kernels[device](*args, lse=lse)
+
+    def backward_call(*args):
+        tensors, settings = args[:num_backward_tensors], args[num_backward_tensors:]
+        device = _eager.device_of(tensors)
+        if device is None:
+            return backward_op(*args)
+        if _C.is_grad_enabled() and _C._any_requires_grad(*tensors):
+            return AttentionBackward.apply(device, settings, *tensors)
+        return backward_kernels[device](*args)
+
+    _library.impl(name, with_autograd(Attention, forward_below, num_tensors), "Autograd")
+    _library.impl(
+        f"{name}_backward",
+        with_autograd(AttentionBackward, backward_below, num_backward_tensors),
+        "Autograd",
+    )
     _library.impl(name, with_autocast("cpu"), "AutocastCPU")
     _library.impl(name, with_autocast("cuda"), "AutocastCUDA")
-    return forward_op, backward_op
+    return forward_call, backward_call
 
 
 _NUMERICS = (

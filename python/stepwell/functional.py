@@ -53,9 +53,9 @@ __all__ = [
 
 def _backend(name: str, array: Any) -> Any:
     """The module that computes with arrays like this one."""
-    refuse_masked(name, array)
     if torch is not None and isinstance(array, torch.Tensor):
         return _torch
+    refuse_masked(name, array)
     if isinstance(array, np.ndarray):
         return _numpy
     raise TypeError(
@@ -96,7 +96,8 @@ def _joint(
     deterministic: bool,
 ) -> tuple[Any, ...]:
     """Arguments of the operator diffusion_attention."""
-    _check_arrays(backend, k=k, v=v)
+    if not type(k) is type(v) is backend.Array:
+        _check_arrays(backend, k=k, v=v)
     dropout_p, seed, state = backend.dropout(dropout_p, dropout_seed, q)
     return (
         q, k, v,
@@ -302,7 +303,8 @@ def diffusion_attn_func(
             backend, q, k, v, None, prefix_lens, seqused,
             "batched", block_size, order, clean, noisy, clean_window, num_views, None,
             softmax_scale, softcap, dropout_p, dropout_seed, deterministic,
-        )
+        ),
+        lse=return_lse,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 
@@ -370,7 +372,8 @@ def diffusion_attn_varlen_func(
             backend, q, k, v, cu_seqlens, prefix_lens, seqused,
             layout, block_size, order, clean, noisy, clean_window, num_views, max_seqlen,
             softmax_scale, softcap, dropout_p, dropout_seed, deterministic,
-        )
+        ),
+        lse=return_lse,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 
@@ -454,7 +457,8 @@ def diffusion_attn_split_func(
             noisy_offset, clean_q_offset, softmax_scale, clean, noisy, prefix_lens,
             seqused_noisy, seqused_clean, clean_window, num_views, softcap,
             dropout_p, dropout_seed, deterministic,
-        )
+        ),
+        lse=return_lse,
     )  # fmt: skip
     if q_clean is None:
         out_clean, lse_clean = None, None
@@ -574,7 +578,8 @@ def attention(
                 _joint_layout(layout, cu_seqlens), mask.block_size, mask.order, mask.clean,
                 mask.noisy, mask.clean_window, mask.num_views, max_seqlen,
                 softmax_scale, softcap, dropout_p, dropout_seed, deterministic,
-            )
+            ),
+            lse=return_lse,
         )  # fmt: skip
     else:
         _refuse_layout(layout, mask)
@@ -583,7 +588,8 @@ def attention(
                 backend, q, k, v, mask, cu_seqlens, cu_seqlens_kv, prefix_lens, seqused,
                 seqused_kv, q_offset, max_seqlen,
                 softmax_scale, softcap, dropout_p, dropout_seed, deterministic,
-            )
+            ),
+            lse=return_lse,
         )  # fmt: skip
     return (out, lse) if return_lse else out
 

@@ -1,10 +1,10 @@
 // The functions Python sees, in tvm-ffi's calling convention: a symbol `__tvm_ffi_<name>` each.
 // Arguments are positional; read_attention_args lists those that all functions begin with.
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <new>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -48,6 +48,18 @@ int guarded(Body&& body) noexcept {
   return -1;
 }
 
+/// The same where `body` yields the text that the function returns.
+template <typename Body>
+int guarded_text(TVMFFIAny* result, Body&& body) noexcept {
+  int status = 0;
+  const int error = guarded([&] {
+    const std::string text = body();
+    const TVMFFIByteArray bytes{text.data(), text.size()};
+    status = TVMFFIStringFromByteArray(&bytes, result);
+  });
+  return error != 0 ? error : status;
+}
+
 std::size_t byte_count(const DLTensor& tensor) {
   std::size_t bytes = 1;
   for (int i = 0; i < tensor.ndim; ++i) bytes *= static_cast<std::size_t>(tensor.shape[i]);
@@ -84,6 +96,30 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_attention_backward(void*, const TVMFFIAny* argu
     reader.finish();
     const Environment environment(args);
     attention_backward(args, gradients);
+  });
+}
+
+// The arguments of attention_forward -> str: what the plan of such a call says of itself.
+TVM_FFI_DLL_EXPORT int __tvm_ffi_attention_forward_plan(void*, const TVMFFIAny* arguments,
+                                                        int32_t count, TVMFFIAny* result) {
+  return guarded_text(result, [&] {
+    ArgumentReader reader("attention_forward_plan", arguments, count);
+    const AttentionArgs args = read_attention_args(reader);
+    const AttentionOutputs outputs = read_outputs(reader, args);
+    reader.finish();
+    return plan_attention_forward(args, outputs).describe();
+  });
+}
+
+// The arguments of attention_backward -> str
+TVM_FFI_DLL_EXPORT int __tvm_ffi_attention_backward_plan(void*, const TVMFFIAny* arguments,
+                                                         int32_t count, TVMFFIAny* result) {
+  return guarded_text(result, [&] {
+    ArgumentReader reader("attention_backward_plan", arguments, count);
+    const AttentionArgs args = read_attention_args(reader);
+    const AttentionGradients gradients = read_gradients(reader, args);
+    reader.finish();
+    return plan_attention_backward(args, gradients).describe();
   });
 }
 
@@ -147,13 +183,10 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_set_log_callback(void*, const TVMFFIAny* argume
 // () -> str
 TVM_FFI_DLL_EXPORT int __tvm_ffi_version(void*, const TVMFFIAny* arguments, int32_t count,
                                          TVMFFIAny* result) {
-  int status = 0;
-  const int error = guarded([&] {
+  return guarded_text(result, [&] {
     ArgumentReader("version", arguments, count).finish();
-    const TVMFFIByteArray text{version(), std::strlen(version())};
-    status = TVMFFIStringFromByteArray(&text, result);
+    return std::string(version());
   });
-  return error != 0 ? error : status;
 }
 
 }  // extern "C"

@@ -35,6 +35,7 @@ struct ForwardTiles {
 // The best first. 8 warps on an SM, in one CTA or two, are what 255 registers a thread allow. With
 // 32 rows a warp multiplies each fragment of K and V that it loads with twice as many rows.
 constexpr ForwardTiles kForwardTiles[] = {
+    {4, 32, 64, 3},                  // three CTAs of 168 registers: head dim 64
     {4, 32, 64, 2},                  // 128 x 64: fastest at head dims 64 and 128
     {4, 32, 32, 2},                  // where two CTAs with the former exceed shared memory
     {8, 16, 64, 1},                  // 128 x 64 in one CTA: fits wherever two halves would not
@@ -50,6 +51,7 @@ bool has_registers(const ForwardTiles& tiles, const KernelTraits& traits,
   const int head_dim = native_head_dim(traits.head_dim);
   const int head_dim_v = native_head_dim(traits.head_dim_v);
   const bool plain = !traits.softcap && head_dim == head_dim_v;
+  if (tiles.ctas_per_sm == 3) return plain && !traits.dropout && head_dim == 64;
   const bool early = limits.major >= 10 || traits.softcap;  // spills a little earlier
   if (early && tiles.tile_kv == 64 && head_dim_v > 96 && !plain) return false;
   return head_dim_v <= (traits.dropout ? 64 : 128);

@@ -242,19 +242,23 @@ __global__ void micro_conversions(const u32* in, u32* out) {
   to[5] = ptx::bits_of(ptx::high_f32<Element::kFloat16>(pair));
 }
 
-// max.f32 and min.NaN, bit by bit. out[64][4]
+// max.f32, min.NaN and mul.rn, bit by bit. out[64][5]
 __global__ void micro_max(const u32* in, u32* out) {
   const u32 thread = ptx::thread_index();
   const float nan = ptx::float_of(0x7fc00000u);
   const float x = thread % 8 == 0 ? nan : micro::small_float(in[thread]);
   const float y = thread % 8 == 1 ? nan : micro::small_float(in[64 + thread]);
-  u32* to = out + 4 * thread;
+  u32* to = out + 5 * thread;
   to[0] = ptx::bits_of(ptx::max_f32(x, y));
   to[1] = ptx::bits_of(ptx::min_nan_f32(x, y));
   const u32 a = ptx::cvt_x2_f32<Element::kBFloat16>(x, y);
   to[2] = ptx::min_nan_x2<Element::kBFloat16>(a, ptx::ones_x2<Element::kBFloat16>());
   const u32 b = ptx::cvt_x2_f32<Element::kFloat16>(x, y);
   to[3] = ptx::min_nan_x2<Element::kFloat16>(b, ptx::ones_x2<Element::kFloat16>());
+  // The low bits of a product; fused with the subtraction it would have more.
+  const float third = 1.0f / 3.0f + static_cast<float>(thread);
+  const float high = ptx::float_of(ptx::bits_of(ptx::mul_rn_f32(third, 0.3f)) & 0xfffff000u);
+  to[4] = ptx::bits_of(ptx::mul_rn_f32(third, 0.3f) - high);
 }
 
 // ex2 and rcp. out[64][4]

@@ -133,13 +133,7 @@ BUGS = [
     forward(
         "wait for Q before it is negated removed",
         FORWARD,
-        "ptx::cp_async_wait_group<1>();",
-        "",
-    ),
-    forward(
-        "barrier before Q is negated removed",
-        FORWARD,
-        "ptx::bar_sync(0, C.threads());  // all of Q is here negate",
+        "ptx::cp_async_wait_group<0>(); negate",
         "negate",
     ),
     forward("Q not negated", FORWARD, "if (p.negate_q != 0)", "if (p.negate_q > 1)"),
@@ -151,31 +145,31 @@ BUGS = [
         quick=True,
     ),
     forward(
-        "first tile requested from the other half",
+        "tile requested from the other half",
         KEY_WALK,
-        "ptx::shfl_idx_pointer(k_rows, phase)",
-        "ptx::shfl_idx_pointer(k_rows, 1 - phase)",
+        "const u32 at = shared + kPlan.phases + phase * 32;",
+        "const u32 at = shared + kPlan.phases + (1 - phase) * 32;",
     ),
     forward(
         "O not rescaled",
         FORWARD,
-        "state.o[m][i][j] *= rescale[j / 2];",
+        "state.o[m][i][j] *= factors[j / 2];",
         ";",
         quick=True,
     ),
-    forward("row sum not rescaled", SOFTMAX, "state.row_sum[r] *= rescale[r];", ""),
+    forward("row sum not rescaled", SOFTMAX, "state.row_sum[r] *= rescale[r];", "", times=2),
     forward(
         "shuffle step dropped in the row sum",
         SOFTMAX,
-        "sum += ptx::shfl_xor_f32(sum, 2);",
-        "",
+        "return sum + ptx::shfl_xor_f32(sum, 2);",
+        "return sum;",
         quick=True,
     ),
     forward(
         "shuffle in a divergent branch",
         SOFTMAX,
         "sum += ptx::shfl_xor_f32(sum, 1);",
-        "if (lse[r] != sum && sum > 1.0f) sum += ptx::shfl_xor_f32(sum, 1);",
+        "if (sum > 1.0f) sum += ptx::shfl_xor_f32(sum, 1);",
     ),
     forward("lse in units of log 2", SOFTMAX, "* 0.6931471805599453f", ""),
     forward(
@@ -235,13 +229,14 @@ BUGS = [
         "k += (piece * 16 + lane / 16 * 8 + lane % 8) * kKRowBytes + lane / 8 % 2 * 16;",
         "k += (piece * 16 + lane / 8 % 2 * 8 + lane % 8) * kKRowBytes + lane / 16 * 16;",
     ),
-    forward("a row past the end read", COPY, "r < rows;", "r <= rows;"),
+    forward(
+        "a row past the end read", COPY, "r + row < len - first &&", "r + row <= len - first &&"
+    ),
     forward(
         "a row past the end written",
         COPY,
-        "row < count && chunk",
-        "row <= count && chunk",
-        times=2,
+        "r + row < count && column",
+        "r + row <= count && column",
     ),
     forward(
         "dropout: wrong words traded",
@@ -303,8 +298,8 @@ BUGS = [
     backward(
         "barrier after dK and dV are stored removed",
         BACKWARD,
-        "ptx::bar_sync(0, C.threads()); const KeyTile",
-        "const KeyTile",
+        "ptx::bar_sync(0, C.threads()); KeyTileWalk",
+        "KeyTileWalk",
     ),
     backward(
         "next tile requested before barrier C",

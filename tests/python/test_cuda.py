@@ -1,10 +1,13 @@
 """The CUDA backend against dense float64 attention on the CPU, and what only a GPU has: streams,
 graphs, devices, compiled kernels."""
 
+import concurrent.futures
 import logging
 import os
 import subprocess
 import sys
+import threading
+import unittest.mock
 
 import dense
 import pytest
@@ -14,7 +17,7 @@ from test_accuracy import assert_within_twice_plain_torch
 from test_probes import INF, NAN, gradients, row_kinds, scatter
 
 import stepwell
-from stepwell import masks
+from stepwell import _eager, masks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
 
@@ -136,6 +139,31 @@ def test_large_scores():
     assert_within_twice_plain_torch(case, tensors)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_errors_have_no_bias(dtype):
+    """Errors, and errors away from zero, average out over many draws: nothing is truncated."""
+    case = Case("bias", "batched", [80], D(16))
+    mask = case.dense_mask().cuda()
+    draws = 64
+    means = {name: [] for name in ("out", "dq", "dk", "dv")}
+    for _ in range(draws):
+        q, k, v, dout = torch.randn(4, 1, 160, 2, 64, device="cuda").to(dtype).unbind()
+        exact = [x.double().requires_grad_() for x in (q, k, v)]
+        exact_out, _ = dense.attention(*exact, mask)
+        expected = (exact_out, *torch.autograd.grad(exact_out, exact, dout.double()))
+        tensors = [x.requires_grad_() for x in (q, k, v)]
+        out = stepwell.diffusion_attn_func(*tensors, 16)
+        results = (out, *torch.autograd.grad(out, tensors, dout))
+        for name, result, correct in zip(means, results, expected, strict=True):
+            error = (result.double() - correct).detach()
+            means[name].append(torch.stack([error.mean(), (error * correct.sign()).mean()]))
+    for name, values in means.items():
+        values = torch.stack(values)
+        standard_error = values.std(0) / draws**0.5
+        # Past four standard errors without a bias: once in 6000, and the draws are fixed.
+        assert (values.mean(0).abs() < 4 * standard_error).all(), (name, values.mean(0))
+
+
 # ------------------------------------------------------------------------------------- probes
 
 
@@ -224,6 +252,23 @@ def test_unseen_keys_change_nothing(gpu_case, dtype):
         before = (out[:, row], lse[:, :, row], dq[:, row], dk[seen], dv[seen])
         after = (out2[:, row], lse2[:, :, row], dq2[:, row], dk2[seen], dv2[seen])
         assert_same(before, after, RESULTS)
+
+
+@every_case
+def test_memory_from_before_changes_nothing(gpu_case):
+    """Outputs and workspaces are full of NaN when kernels start, and every element is written."""
+    tensors = gpu_case.tensors(BF16)
+    q, _, v = gpu_case.join(tensors)
+    dout = torch.randn(*q.shape[:3], v.shape[-1]).to(BF16)
+    dlse = torch.randn(q.shape[0], q.shape[2], q.shape[1])
+    expected = gradients(gpu_case, tensors, dout, dlse)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty writes NaN, bytes 255
+    try:
+        assert torch.empty(4, device="cuda").isnan().all()
+        results = gradients(gpu_case, tensors, dout, dlse)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_same(expected, results, RESULTS)
 
 
 # ---------------------------------------------------------------------------- deterministic
@@ -415,6 +460,31 @@ def test_streams_share_nothing():
         assert_same(before, after, RESULTS)
 
 
+def test_threads_share_nothing():
+    """Threads with streams of their own, all at once; some use a kernel that is not loaded yet."""
+    count, rounds = 16, 8
+    dims = [64, 64, 128, 104]
+    cu_seqlens = torch.arange(0, 1025, 256, dtype=torch.int32, device="cuda")
+    inputs = [packed_inputs(rows=1024, dim=dims[i % len(dims)]) for i in range(count)]
+    torch.cuda.synchronize()
+    barrier = threading.Barrier(count)
+
+    def work(i):
+        barrier.wait(timeout=60)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            results = [step(*inputs[i], cu_seqlens, softcap=5.0) for _ in range(rounds)]
+        stream.synchronize()
+        return results
+
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        results = list(pool.map(work, range(count)))
+    for x, rounds_of_thread in zip(inputs, results, strict=True):
+        expected = step(*x, cu_seqlens, softcap=5.0)
+        for result in rounds_of_thread:
+            assert_same(expected, result, RESULTS)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 def test_another_device_than_the_current_one():
     q = torch.randn(1, 64, 2, 64, dtype=BF16, device="cuda:0")
@@ -446,6 +516,30 @@ def test_compiled_without_graph_breaks():
     grads = torch.autograd.grad(out, (q, k, v), dout / 2)
     eager = step(q, k, v, dout, cu_seqlens)
     assert_same(eager, (out / 2, lse, *grads), RESULTS)
+
+
+def test_calls_need_no_dispatcher():
+    """The dispatch keys that eager calls know are those of this torch's CUDA tensors."""
+    x = torch.randn(8, device="cuda")
+    assert _eager.device_of([x, x.to(BF16), x.int(), x[::2]]) == "cuda"
+    with torch.inference_mode():
+        assert _eager.device_of([torch.randn(8, device="cuda")]) == "cuda"
+    with torch.autocast("cuda"):
+        assert _eager.device_of([x]) == "cuda"
+    assert _eager.device_of([x, x.cpu()]) is None
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_results_are_those_of_the_dispatcher(autocast):
+    cu_seqlens = torch.tensor([0, 256, 384], dtype=torch.int32, device="cuda")
+    q, k, v, dout = packed_inputs()
+    with torch.autocast("cuda", BF16, enabled=autocast):
+        if autocast:
+            q, k, v = (x.detach().float().requires_grad_() for x in (q, k, v))
+        direct = step(q, k, v, dout, cu_seqlens)
+        with unittest.mock.patch.object(_eager, "_PLAIN_STATES", frozenset()):
+            dispatched = step(q, k, v, dout, cu_seqlens)
+    assert_same(direct, dispatched, RESULTS)
 
 
 def test_autocast():
@@ -548,6 +642,49 @@ def test_offsets_past_32_bits():
     assert_same((expected_dq, expected_dk), (dq[-1:], dk[-1:]), ("dq", "dk"))
 
 
+def test_one_sample_past_32_bits():
+    """One sample of 2n = 65,538 rows and 2^31 elements: the last head against dense attention."""
+    n, heads, dim, block = 32769, 256, 128, 32
+    assert 2 * n * heads * dim > 2**31
+    if torch.cuda.mem_get_info()[0] < 70 * 2**30:
+        pytest.skip("less than 70 GiB of GPU memory")
+    q, k, v = (
+        torch.empty(1, 2 * n, heads, dim, dtype=BF16, device="cuda").normal_().requires_grad_()
+        for _ in range(3)
+    )
+    out, lse = stepwell.diffusion_attn_func(q, k, v, block, return_lse=True)
+    rows = torch.tensor([0, n - 1, n, 2 * n - 33, 2 * n - 1])
+    dout = torch.zeros_like(out)
+    dout[:, rows.cuda()] = torch.randn(1, len(rows), heads, dim, dtype=BF16, device="cuda")
+    grads = torch.autograd.grad(out, (q, k, v), dout)
+    mask = block_diffusion_rows(rows, n, block)
+    for head in (0, heads - 1):
+        exact = [x[:, :, head : head + 1].detach().cpu().double() for x in (q, k, v)]
+        exact = [x.requires_grad_() for x in exact]
+        expected, expected_lse = dense.attention(exact[0][:, rows], exact[1], exact[2], mask[None])
+        ours = out[:, rows.cuda(), head : head + 1].cpu().double()
+        torch.testing.assert_close(ours, expected, rtol=2**-7, atol=2**-9)
+        our_lse = lse[:, head : head + 1][:, :, rows.cuda()].cpu().double()
+        torch.testing.assert_close(our_lse, expected_lse, rtol=1e-5, atol=1e-4)
+        expected_grads = torch.autograd.grad(
+            expected, exact, dout[:, rows.cuda(), head : head + 1].cpu().double()
+        )
+        for grad, expected_grad in zip(grads, expected_grads, strict=True):
+            grad = grad[:, :, head : head + 1].cpu().double()
+            torch.testing.assert_close(grad, expected_grad, rtol=2**-5, atol=2**-8)
+
+
+def block_diffusion_rows(rows, n, block_size):
+    """bool (rows, 2n): what some rows see of [noisy | clean] keys."""
+    positions = torch.arange(n)
+    block_q, block_k = (rows % n // block_size)[:, None], (positions // block_size)[None]
+    noisy = (rows < n)[:, None]
+    return torch.cat(
+        [noisy & (block_q == block_k), torch.where(noisy, block_k < block_q, block_k <= block_q)],
+        dim=1,
+    )
+
+
 def test_long_sequence():
     """2n = 65,538: rows at the end against dense attention of these rows."""
     n, dim = 32769, 64
@@ -561,13 +698,7 @@ def test_long_sequence():
     dout[:, rows] = torch.randn(1, len(rows), 1, dim, dtype=BF16, device="cuda")
     grads = torch.autograd.grad(out, (q, k, v), dout)
 
-    positions = torch.arange(n)
-    block_q, block_k = (rows % n // 32)[:, None], (positions // 32)[None]
-    noisy = (rows < n)[:, None]
-    mask = torch.cat(
-        [noisy & (block_q == block_k), torch.where(noisy, block_k < block_q, block_k <= block_q)],
-        dim=1,
-    )
+    mask = block_diffusion_rows(rows, n, 32)
     exact = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
     expected, _ = dense.attention(exact[0][:, rows], exact[1], exact[2], mask[None])
     torch.testing.assert_close(out[:, rows].cpu().double(), expected, rtol=2**-7, atol=2**-9)

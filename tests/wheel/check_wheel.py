@@ -47,6 +47,11 @@ def main():
 
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     assert version.stdout == f"stepwell {stepwell.__version__}\n"
+    bench = subprocess.run(
+        [program, "bench", "--list"], capture_output=True, text=True, check=False
+    )
+    assert bench.returncode == 1
+    assert f"needs torch 2.11 or later, which {sys.executable} does not have" in bench.stderr
     print(f"stepwell {stepwell.__version__}: imports and computes without torch")
 
 

@@ -16,6 +16,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import stepwell
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of a run's precision
+
 Index = torch.Tensor
 # Whether a query row sees a key, of their indices: the element rule of a mask.
 Rule = Callable[[Index, Index], torch.Tensor]
@@ -58,12 +60,16 @@ class SdpaAttention:
         return self._masked(q, k, v, _dense(rule, q.shape[1], k.shape[1], q.device))
 
     def _masked(self, q, k, v, mask):
+        if q.is_cuda:
+            # With grouped heads and a mask only torch's plain formula would be left there.
+            group = q.shape[2] // k.shape[2]
+            k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
             attn_mask=mask,
-            enable_gqa=True,
+            enable_gqa=q.shape[2] != k.shape[2],
         )
         return out.transpose(1, 2)
 
@@ -93,20 +99,28 @@ def make_attention(name: str) -> Attention:
     return {"stepwell": StepwellAttention, "sdpa": SdpaAttention, "flex": FlexAttention}[name]()
 
 
-def why_not(name: str, device: torch.device) -> str | None:
+def why_not(name: str, device: torch.device, precision: str) -> str | None:
     """Why an attention does not train on a device, or None where it does: it is tried."""
-    q = torch.randn(1, 16, 2, 16, device=device, requires_grad=True)
-    k = torch.randn(1, 16, 1, 16, device=device, requires_grad=True)
+    dtype = DTYPES[precision]
+    q = torch.randn(1, 16, 2, 16, device=device, dtype=dtype, requires_grad=True)
+    k = torch.randn(1, 16, 1, 16, device=device, dtype=dtype, requires_grad=True)
     try:
         make_attention(name).training(q, k, k, 4).sum().backward()
-    except NotImplementedError as error:
-        return str(error).strip().splitlines()[0]
     except Exception as error:
-        # Compilers fail in ways of their own; a comparison must not end a finished run.
-        if name != "flex":
-            raise
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        return failure(name, error)
     return None
+
+
+def failure(name: str, error: Exception) -> str:
+    """Why an attention did not run, in a line; raises `error` again where it is a mistake of ours.
+
+    FlexAttention's compilers fail in ways of their own, which must not end a finished run.
+    """
+    if isinstance(error, NotImplementedError):
+        return str(error).strip().splitlines()[0]
+    if name != "flex":
+        raise error
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
 
 
 def training_rule(n: int, block_size: int) -> Rule:
@@ -154,4 +168,4 @@ def _flex_training_mask(n: int, block_size: int, device: torch.device):
 
 @functools.cache
 def _compiled_flex():
-    return torch.compile(flex_attention)
+    return torch.compile(flex_attention, dynamic=False)  # masks are of one length

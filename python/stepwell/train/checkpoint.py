@@ -80,14 +80,8 @@ def load(folder: Path, device: torch.device, **changes: Any) -> tuple[Run, dict[
     Raises:
         ValueError: no checkpoint, or one that cannot be read.
     """
-    checkpoints = _complete(folder)
-    if not checkpoints:
-        raise ValueError(f"--resume: {folder} holds no checkpoint; accepted: the folder of a run")
-    newest = checkpoints[-1]
+    newest, state = _newest(folder)
     try:
-        state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
-        if state["format"] != _FORMAT:
-            raise ValueError(f"format {state['format']}; accepted: {_FORMAT}")
         settings = {**state["train"], "clip": tuple(state["train"]["clip"])}
         train_config = dataclasses.replace(TrainConfig(**settings), **changes)
         run = new_run(ModelConfig(**state["model"]), train_config, device)
@@ -98,6 +92,27 @@ def load(folder: Path, device: torch.device, **changes: Any) -> tuple[Run, dict[
     run.step, run.elapsed = state["step"], state["elapsed"]
     run.history = [tuple(entry) for entry in state["history"]]
     return run, state["extra"]
+
+
+def precision(folder: Path) -> str:
+    """The precision of the run of a folder; raises as load does."""
+    return _newest(folder)[1]["train"]["precision"]
+
+
+def _newest(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The newest checkpoint and its state."""
+    checkpoints = _complete(folder)
+    if not checkpoints:
+        raise ValueError(f"--resume: {folder} holds no checkpoint; accepted: the folder of a run")
+    newest = checkpoints[-1]
+    try:
+        state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
+        if state["format"] != _FORMAT:
+            raise ValueError(f"format {state['format']}; accepted: {_FORMAT}")
+        state["train"]["precision"]  # read before the rest
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"--resume: cannot read {newest}: {error}") from error
+    return newest, state
 
 
 def _complete(folder: Path) -> list[Path]:

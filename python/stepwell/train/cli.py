@@ -22,6 +22,7 @@ from .sample import generate
 
 _LONG_WINDOW = 2048  # of the second shape that is measured
 _MAX_HEAD_DIM = 256
+_PRECISION = {"cpu": "float32", "cuda": "bfloat16"}  # where none is given
 
 # A checkpoint fixes these; with --resume they cannot be given.
 _FIXED = {
@@ -59,12 +60,15 @@ def _run(args: argparse.Namespace) -> int:
     model_config, train_config = _configs(args)  # bad arguments end here, before any work
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    device, attention = _device(args.device, args.attention)
+    precision = checkpoint.precision(Path(args.resume)) if args.resume else args.precision
+    device, attention = _device(args.device, args.attention, precision)
     if args.resume:
         run, folder, corpus, source = _resume(args, device)
     else:
         _check_sample(args, model_config)
         corpus, source = _corpus(args.text, model_config.length)
+        precision = precision or _PRECISION[device.type]
+        train_config = dataclasses.replace(train_config, precision=precision)
         run = new_run(model_config, train_config, device)
         folder = _new_folder(args.output)
     extra = {"text": source, "fingerprint": corpus.fingerprint()}
@@ -126,21 +130,29 @@ def _new_folder(output: str | None) -> Path:
     return folder
 
 
-def _device(wanted: str, name: str) -> tuple[torch.device, Attention]:
+def _device(wanted: str, name: str, precision: str | None) -> tuple[torch.device, Attention]:
     """The device to train on; "auto" is a GPU where the attention runs there."""
+
+    def missing(device: str) -> str | None:
+        return why_not(name, torch.device(device), precision or _PRECISION[device])
+
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device: cuda is not available to torch; accepted: auto, cpu")
     if wanted != "cpu" and torch.cuda.is_available():
-        reason = why_not(name, torch.device("cuda"))
+        reason = missing("cuda")
         if reason is None:
             return torch.device("cuda"), make_attention(name)
         if wanted == "cuda":
             raise ValueError(f"--device: attention {name} does not run on cuda: {reason}")
         print(f"a GPU is there, but attention {name} does not run on it ({reason}): using the CPU")
-    reason = why_not(name, torch.device("cpu"))
+    reason = missing("cpu")
     if reason is not None:
         raise ValueError(f"--attention: {name} does not train on cpu: {reason}")
     return torch.device("cpu"), make_attention(name)
+
+
+def _precision_text(precision: str) -> str:
+    return "bfloat16 by autocast" if precision == "bfloat16" else precision
 
 
 def _introduce(
@@ -155,7 +167,7 @@ def _introduce(
         f"width {config.width}, {config.heads} heads ({config.kv_heads} for keys and values), "
         f"block size {config.block_size}, windows of {config.length} bytes\n"
         f"device    {device.type}, {torch.get_num_threads()} threads, "
-        f"{run.train_config.precision}; attention: {args.attention}\n"
+        f"{_precision_text(run.train_config.precision)}; attention: {args.attention}\n"
         f"folder    {folder}",
         flush=True,
     )
@@ -228,7 +240,7 @@ def _finish(
                 "tokens": run.tokens(),
                 "tokens_per_second": run.tokens() / run.elapsed,
                 "threads": torch.get_num_threads(),
-                "precision": precision,
+                "precision": _precision_text(precision),
             },
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "attention": args.attention,

@@ -9,6 +9,7 @@ MASK_TOKEN = 256  # the absorbing state: an input of the model, never predicted
 
 ATTENTIONS = ("stepwell", "sdpa", "flex")
 NOISE_KINDS = ("count", "time")
+PRECISIONS = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from .attention import make_attention, why_not
+from .attention import failure, make_attention, why_not
 from .config import ATTENTIONS, ModelConfig, TrainConfig
 from .data import seeded
 from .loop import Run, new_run, noise_of_step, train_step
@@ -43,6 +43,7 @@ class Measurement:
         length: bytes of a window (half the rows of a sequence).
         batch: windows per step.
         step_ms: milliseconds of a training step, median over the rounds; None: did not run.
+        tokens_per_second: bytes of text that such steps take in a second; None: did not run.
         peak_mib: peak memory in MiB; None: did not run.
         why_not: reason for not running; None: it ran.
     """
@@ -51,6 +52,7 @@ class Measurement:
     length: int
     batch: int
     step_ms: float | None
+    tokens_per_second: float | None
     peak_mib: float | None
     why_not: str | None = None
 
@@ -63,19 +65,24 @@ def measure(
     rounds: int = 5,
 ) -> list[Measurement]:
     """Measures every attention at every shape ``(length, batch)``."""
-    missing = {name: why_not(name, device) for name in ATTENTIONS}
-    names = [name for name in ATTENTIONS if missing[name] is None]
+    precision = train_config.precision
+    missing = {name: why_not(name, device, precision) for name in ATTENTIONS}
     rows = []
     for length, batch in shapes:
         model = dataclasses.replace(model_config, length=length)
         train = dataclasses.replace(train_config, batch=batch)
-        times = _step_times(model, train, device, names, rounds)
+        here = dict(missing)  # this shape may fail where the trial ran
+        times = _step_times(model, train, device, here, rounds)
         for name in ATTENTIONS:
             if name in times:
-                peak = _peak_memory(model, train, device, name)
-                rows.append(Measurement(name, length, batch, 1e3 * times[name], peak / _MIB))
+                seconds = times[name]
+                peak = _peak_memory(model, train, device, name) / _MIB
+                row = Measurement(
+                    name, length, batch, 1e3 * seconds, batch * length / seconds, peak
+                )
             else:
-                rows.append(Measurement(name, length, batch, None, None, missing[name]))
+                row = Measurement(name, length, batch, None, None, None, here[name])
+            rows.append(row)
     return rows
 
 
@@ -88,15 +95,23 @@ def _random_step(run: Run, device: torch.device, name: str) -> None:
     run.step += 1
 
 
-def _step_times(model, train, device, names, rounds) -> dict[str, float]:
+def _step_times(model, train, device, missing, rounds) -> dict[str, float]:
+    """Seconds of a step by attention; adds to `missing` why one failed."""
     run = new_run(model, train, device)
+    for name in ATTENTIONS:  # the first steps allocate and compile
+        if missing[name] is None:
+            try:
+                _random_step(run, device, name)
+            except Exception as error:
+                missing[name] = failure(name, error)
+                run = new_run(model, train, device)
+    names = [name for name in ATTENTIONS if missing[name] is None]
     times: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds + 1):
+    for turn in range(rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             start = time.perf_counter()
             _random_step(run, device, name)
-            if turn:  # the first turn allocates and compiles
-                times[name].append(time.perf_counter() - start)
+            times[name].append(time.perf_counter() - start)
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 

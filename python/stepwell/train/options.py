@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .config import ATTENTIONS, NOISE_KINDS, ModelConfig, TrainConfig
+from .config import ATTENTIONS, NOISE_KINDS, PRECISIONS, ModelConfig, TrainConfig
 
 
 def _number(
@@ -63,8 +63,8 @@ def make_parser(prog: str = "python -m stepwell.train") -> argparse.ArgumentPars
         help="auto: a GPU where the attention runs on it (default)")  # fmt: skip
     add("--attention", choices=ATTENTIONS, default="stepwell", help="default: stepwell")
     add("--threads", type=count, help="CPU threads (default: all)")  # fmt: skip
-    add("--precision", choices=("float32", "bfloat16"),
-        help="bfloat16: autocast (default: float32)")  # fmt: skip
+    add("--precision", choices=PRECISIONS, help="bfloat16: autocast "
+        "(default: float32 on a CPU, bfloat16 on a GPU)")  # fmt: skip
     add("--checkpoint-every", type=positive, default=60.0, metavar="SECONDS", help="default: 60")
 
     add = parser.add_argument_group("model").add_argument

@@ -92,13 +92,14 @@ def _measurements(rows: Sequence[dict[str, Any]]) -> list[str]:
         row = Measurement(**entry)
         shape, title = f"{row.batch} × 2 × {row.length}", _TITLES[row.attention]
         if row.why_not is None:
-            cells.append((shape, title, f"{row.step_ms:.1f} ms", f"{row.peak_mib:.0f} MiB"))
+            speed = f"{row.step_ms:.1f} ms", f"{row.tokens_per_second:,.0f}"
+            cells.append((shape, title, *speed, f"{row.peak_mib:.0f} MiB"))
         else:
-            cells.append((shape, title, "does not run", ""))
+            cells.append((shape, title, "does not run", "", ""))
             reason = f"{title} does not run here: {row.why_not}"
             if reason not in reasons:
                 reasons += ["", reason]
-    head = ("windows × halves × bytes", "attention", "step", "peak memory")
+    head = ("windows × halves × bytes", "attention", "step", "tokens/s", "peak memory")
     return _table(head, cells) + reasons
 
 

@@ -76,7 +76,7 @@ constexpr BackwardPlan backward_plan(BackwardConfig config) {
   plan.visible = plan.row_bounds + config.stages * config.tile_q * 8;
   plan.walks = plan.visible + (config.warps * 4 + 15) / 16 * 16;
   plan.walk = plan.walks + 2 * 128;
-  plan.runs = (plan.walk + 16 + 255) / 256 * 256;
+  plan.runs = (plan.walk + 64 + 255) / 256 * 256;
   plan.bytes = plan.runs + config.warps * 2 * 128;
   return plan;
 }

@@ -142,8 +142,10 @@ __device__ __forceinline__ void attention_backward_dq_sm80(const BackwardParams&
   ptx::cp_async_commit_group();
 
   KeyWalk<C, kPlan, BackwardParams> walk{p, shared, 0, 0};
-  bool more = walk.start(rows);
-  if (thread == 0) {
+  walk.prepare_rows(rows);
+  if (warp == 0 && thread < 2) {
+    walk.prepare_phase(rows, thread);
+  } else if (thread == 32) {
     ptx::st_shared_pointers(shared + kPlan.result,
                             head_rows(p.dq[h], batch, rows.first + rows.valid.begin, rows.head),
                             nullptr);
@@ -151,6 +153,9 @@ __device__ __forceinline__ void attention_backward_dq_sm80(const BackwardParams&
   ptx::bar_sync(0, C.threads());  // the rows' intervals are here
 
   // ---- the walk
+  bool more = walk.start();
+  if (more) walk.request(0);
+  ptx::cp_async_commit_group();
   const int row_count = rows.valid.size();
   const i64 row_stride = p.dq[h].row_stride;
   DropoutTile dropout{};
@@ -197,7 +202,7 @@ __device__ __forceinline__ void attention_backward_dq_sm80(const BackwardParams&
       dq, [&](int, int, float x) { return x * p.softmax_scale; },
       shared + kPlan.q + warp_row * kDimBytes,
       ptx::ld_shared_pointer<u16>(shared + kPlan.result) + warp_row * row_stride, row_stride,
-      row_count - warp_row, p.head_dim);
+      row_count - warp_row, p.head_dim, thread % 32);
 }
 
 }  // namespace stepwell::cuda

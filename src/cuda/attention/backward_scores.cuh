@@ -8,12 +8,6 @@
 
 namespace stepwell::cuda {
 
-/// A number as a type.
-template <auto kValue>
-struct Constant {
-  static constexpr auto value = kValue;
-};
-
 /// What turns a warp's S and dP into P and dS.
 struct ScoreParams {
   float scale_log2;

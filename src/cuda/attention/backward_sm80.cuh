@@ -101,20 +101,30 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         shared + kPlan.v, head_rows(p.v[kh], batch, tile.first_row, item.head_kv),
         p.v[kh].row_stride, tile.keys.begin, tile.keys.end, p.head_dim_v);
     ptx::cp_async_commit_group();
-    // The walks over noisy and over clean queries.
-    static_assert(sizeof(QueryWalk) <= kWalkBytes);
-    if (thread < 2) {
-      const Half half = thread == 0 ? Half::kNoisy : Half::kClean;
+    // The walks over noisy and over clean queries, by a warp each.
+    static_assert(sizeof(QueryWalk) <= kWalkBytes && C.warps > 2);
+    if (warp < 2 && lane == 0) {
+      const Half half = warp == 0 ? Half::kNoisy : Half::kClean;
       QueryWalk walk{};
       if (half == Half::kNoisy || kh == 1) {
         walk = query_walk<C>(tile.sample.mask, half, tile.half, tile.keys);
       }
-      ptx::st_shared_object(shared + kPlan.walks + thread * kWalkBytes, walk);
-    }
-    if (thread == 0) {
-      ptx::st_shared_object(
-          shared + kPlan.walk,
-          KeyTileWalk{kh == 1 ? 0 : tile.view, kh == 1 ? views + 1 : 1, tile.keys.begin, kh});
+      ptx::st_shared_object(shared + kPlan.walks + warp * kWalkBytes, walk);
+    } else if (warp == 2 && lane == 0) {
+      KeyTileWalk walk;
+      walk.first_segment = kh == 1 ? 0 : tile.view;
+      walk.segments = kh == 1 ? views + 1 : 1;
+      walk.first_key = tile.keys.begin;
+      walk.clean_keys = kh;
+      walk.keys = tile.keys.size();
+      walk.sample = tile.sample_index;
+      walk.batch = tile.sample.batch_index;
+      walk.head_kv = tile.head_kv;
+      walk.first_key_row = tile.first_row + tile.keys.begin;
+      walk.noisy_row = tile.sample.noisy.first;
+      walk.view_stride = tile.sample.view_stride;
+      walk.clean_row = tile.sample.clean_q.first;
+      ptx::st_shared_object(shared + kPlan.walk, walk);
     }
     ptx::bar_sync(0, C.threads());
   }
@@ -144,13 +154,10 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       const int h = segment < views ? 0 : 1;
       QueryWalk queries;
       ptx::ld_shared_object(shared + kPlan.walks + h * kWalkBytes, queries);
-      const KeyTile tile = locate_key_tile<C>(
-          p, tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index_again<0>())));
-      const i64 batch = tile.sample.batch_index;
-      const i64 row = h == 0 ? tile.sample.noisy.first + segment * tile.sample.view_stride
-                             : tile.sample.clean_q.first;
-      const i64 padded = padded_row(p.layout, tile.sample_index, segment, row);
-      const i32 head = tile.head_kv * p.group() + next_run / walk.segments;
+      const i64 batch = walk.batch;
+      const i64 row = h == 0 ? walk.noisy_row + segment * walk.view_stride : walk.clean_row;
+      const i64 padded = padded_row(p.layout, walk.sample, segment, row);
+      const i32 head = walk.head_kv * p.group() + next_run / walk.segments;
       QueryRun run;
       run.q = head_rows(p.q[h], batch, row, head);
       run.dout = head_rows(p.dout[h], batch, row, head);
@@ -161,7 +168,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       run.full = queries.full;
       run.len = queries.len;
       run.segment = segment;
-      run.sample_head = static_cast<u32>(tile.sample_index * p.heads_q + head);
+      run.sample_head = static_cast<u32>(walk.sample * p.heads_q + head);
       run.half = h;
       ptx::st_shared_object(next_slot, run);
     }
@@ -532,16 +539,15 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   store(dk, shared + kPlan.k, kDimBytes, here().grad_dim(), p.softmax_scale);
   store(dv, shared + kPlan.v, kDimVBytes, here().grad_dim_v(), 1.0f);
   ptx::bar_sync(0, C.threads());
-  const KeyTile tile = locate_key_tile<C>(
-      p, tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index_again<0>())));
-  const int kh = static_cast<int>(tile.half);
-  const i64 row = tile.first_row + tile.keys.begin;
+  KeyTileWalk walk;
+  ptx::ld_shared_object(shared + kPlan.walk, walk);
+  const int kh = walk.clean_keys;
   write_tile<C.tile_kv, C.head_dim, C.threads()>(
-      head_rows(p.dk[kh], tile.sample.batch_index, row, tile.head_kv), p.dk[kh].row_stride,
-      shared + kPlan.k, tile.keys.size(), p.head_dim);
+      head_rows(p.dk[kh], walk.batch, walk.first_key_row, walk.head_kv), p.dk[kh].row_stride,
+      shared + kPlan.k, walk.keys, p.head_dim, thread);
   write_tile<C.tile_kv, C.head_dim_v, C.threads()>(
-      head_rows(p.dv[kh], tile.sample.batch_index, row, tile.head_kv), p.dv[kh].row_stride,
-      shared + kPlan.v, tile.keys.size(), p.head_dim_v);
+      head_rows(p.dv[kh], walk.batch, walk.first_key_row, walk.head_kv), p.dv[kh].row_stride,
+      shared + kPlan.v, walk.keys, p.head_dim_v, thread);
 }
 
 }  // namespace stepwell::cuda

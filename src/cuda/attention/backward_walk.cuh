@@ -75,16 +75,26 @@ inline constexpr u32 kRunBytes = 128;  // two of them at a multiple of 256
 static_assert(sizeof(QueryRun) == 72 && sizeof(void*) == 8 && sizeof(geometry::Interval) == 8);
 
 /// The walk of a CTA: query heads of its KV head, in each the views (of noisy keys: their own),
-/// then clean queries.
+/// then clean queries. And of its tile of keys what is needed after the first requests.
 struct KeyTileWalk {
   i32 first_segment;
   i32 segments;  // of a head
   i32 first_key;
   i32 clean_keys;  // 1 or 0
+  i32 keys;
+  i32 sample;
+  i32 batch;
+  i32 head_kv;
+  i64 first_key_row;  // in the tensors
+  i64 noisy_row;      // row 0 of view 0, of queries
+  i64 view_stride;
+  i64 clean_row;
 };
 
 inline constexpr u32 kWalkFirstKey = 8;
 inline constexpr u32 kWalkCleanKeys = 12;
+inline constexpr u32 kKeyTileWalkBytes = 64;
+static_assert(sizeof(KeyTileWalk) == kKeyTileWalkBytes);
 
 /// A thread's place in the products of a tile, and where its operands lie in shared memory.
 template <BackwardConfig C>
@@ -187,8 +197,7 @@ struct KeyTile {
   geometry::Interval padding;
 };
 
-/// Worked out from the CTA's index. Called again where it is needed again: kept in registers
-/// through the main loop it would push others out to memory.
+/// Worked out from the CTA's index.
 template <BackwardConfig C>
 __device__ __forceinline__ KeyTile locate_key_tile(const BackwardParams& p, const TileItem& item) {
   using geometry::Half;

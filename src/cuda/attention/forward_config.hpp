@@ -29,7 +29,9 @@ struct ForwardPlan {
   int row_bounds;   // [2 phases][tile_q] of (begin, end): keys that each row sees
   int phases;       // [2 phases] of (first tile, last tile, keys, gaps, K pointer, V pointer)
   int warp_bounds;  // [2 phases][warps] of (any begin, any end, all begin, all end)
-  int results;      // pointers to the tile's first row of out and of lse
+  int results;      // pointers to the tile's first row of out and of lse, rows, half
+  int lost;         // [warps]: whether scores were too large for the fast softmax
+  int exact;        // whether the tile is done again for that
   int bytes;
 };
 
@@ -43,7 +45,9 @@ constexpr ForwardPlan forward_plan(ForwardConfig config) {
   plan.phases = plan.row_bounds + 2 * config.tile_q() * 8;
   plan.warp_bounds = plan.phases + 2 * 32;
   plan.results = plan.warp_bounds + 2 * config.warps * 16;
-  plan.bytes = plan.results + 16;
+  plan.lost = plan.results + 32;
+  plan.exact = plan.lost + (config.warps * 4 + 15) / 16 * 16;
+  plan.bytes = plan.exact + 16;
   return plan;
 }
 

@@ -39,9 +39,8 @@ struct ForwardState {
 };
 
 /// One warp's part of a key tile: kPieces times 16 keys, from `piece` on. `k` and `v` are the
-/// tiles' shared addresses, `bounds` that of the warp's row intervals; `ready` waits for V where it
-/// may still be on its way.
-template <ForwardConfig C, int kPieces, bool kMasked>
+/// tiles' shared addresses, `bounds` that of the warp's row intervals, which count if kMasked.
+template <ForwardConfig C, int kPieces, bool kMasked, bool kExact>
 __device__ __forceinline__ void forward_step(const ForwardParams& p, ForwardState<C>& state, u32 q,
                                              u32 k, u32 v, int piece, u32 bounds, i32 first_key,
                                              const DropoutTile& dropout) {
@@ -78,15 +77,20 @@ __device__ __forceinline__ void forward_step(const ForwardParams& p, ForwardStat
   }
 #pragma unroll
   for (int m = 0; m < kAtoms; ++m) {
-    float rescale[2];
-    // Narrow outputs are rescaled each time: 64 multiplications cost less than a branch between
-    // products.
-    if (softmax_step<C.head_dim_v >= 96>(s[m], state.rows[m], p.scale_log2, rescale)) {
+    const auto rescale_output = [&](const float(&factors)[2]) {
 #pragma unroll
       for (int i = 0; i < C.head_dim_v / 8; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) state.o[m][i][j] *= rescale[j / 2];
+        for (int j = 0; j < 4; ++j) state.o[m][i][j] *= factors[j / 2];
       }
+    };
+    if constexpr (kExact) {
+      softmax_exact(s[m], state.rows[m], p.scale_log2, rescale_output);
+    } else {
+      float rescale[2];
+      const bool moved = softmax_references(s[m], state.rows[m], p.scale_log2, rescale);
+      softmax_terms(s[m], state.rows[m], p.scale_log2);
+      if (moved) rescale_output(rescale);  // last: exponentials go with the next rows' products
     }
     if constexpr (C.dropout) {
       for_each_dropped<kPieces * 2>(dropout, m * 16, first,
@@ -139,83 +143,141 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
       rows.valid.begin, rows.valid.end, p.head_dim);
   ptx::cp_async_commit_group();
 
+  const int warp_row = warp * C.rows_per_warp;
   KeyWalk<C, kPlan, ForwardParams> walk{p, shared, 0, 0};
-  bool more = walk.start(rows);
-  if (thread == 32) {
+  walk.prepare_rows(rows);
+  if (lane == 0) ptx::st_shared_u32(shared + kPlan.lost + warp * 4, 0);
+  if (warp == 0 && lane < 2) {
+    walk.prepare_phase(rows, lane);
+  } else if (warp == 1 && lane == 0) {
     const FloatRows& lse = p.lse[h];
     const i64 row = rows.first + rows.valid.begin;
     ptx::st_shared_pointers(shared + kPlan.results, head_rows(p.out[h], batch, row, rows.head),
                             lse.data == nullptr ? nullptr : lse.at(batch, rows.head, row));
+    ptx::st_shared_v2(shared + kPlan.results + 16, rows.valid.size(), h);
+    ptx::st_shared_u32(shared + kPlan.exact, 0);
   }
   if (p.negate_q != 0) {
-    ptx::cp_async_wait_group<1>();
-    ptx::bar_sync(0, C.threads());  // all of Q is here
+    ptx::cp_async_wait_group<0>();
     negate_tile<C.tile_q(), C.head_dim, C.threads()>(shared + kPlan.q);
   }
   ptx::bar_sync(0, C.threads());  // the rows' intervals are here
 
   // ---- the walk
-  const int row_count = rows.valid.size();
-  const int warp_row = warp * C.rows_per_warp;
+  bool more = walk.start();
+  if (more) walk.request(0);
+  ptx::cp_async_commit_group();
+
   ForwardState<C> state;
-#pragma unroll
-  for (int m = 0; m < kAtoms; ++m) {
-    state.rows[m] = row_state_start();
-#pragma unroll
-    for (int i = 0; i < C.head_dim_v / 8; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) state.o[m][i][j] = 0.0f;
-    }
-  }
   DropoutTile dropout;
   if constexpr (C.dropout) {
     dropout = dropout_tile(p.dropout, rows.sample_index * p.heads_q + rows.head, rows.segment,
                            rows.valid.begin + warp_row);
   }
 
+  // With restarts, scores too large for the fast softmax are found in the end, and the tile is done
+  // again. The exact one has a branch before the exponentials: worth it where registers are short.
+  constexpr bool kRestarts = C.ctas_per_sm <= 2;
   int stage = 0;
-  while (more) {
-    const i32 first_key = walk.first_key();
-    const WarpKeys keys = walk.warp_keys(warp);
-    const u32 row_bounds = walk.bounds_at(warp);
-    const u32 k_tile = shared + kPlan.k + stage * kKStageBytes;
-    const u32 v_tile = shared + kPlan.v + stage * kVStageBytes;
-    if constexpr (C.dropout) dropout.clean_keys = walk.phase;
-
-    ptx::cp_async_wait_group<0>();
-    ptx::bar_sync(0, C.threads());  // this tile is here, and all warps are done with the last one
-    --walk.tile;
-    more = walk.find();
-    stage ^= 1;
-    if (more) walk.request(stage);
-    ptx::cp_async_commit_group();
-
-    if (keys.full) {
-      forward_step<C, C.tile_kv / 16, false>(p, state, shared + kPlan.q, k_tile, v_tile, 0,
-                                             row_bounds, first_key, dropout);
-    } else {
-      for (int piece = keys.first_piece & ~1; piece < keys.last_piece; piece += 2) {
-        forward_step<C, 2, true>(p, state, shared + kPlan.q, k_tile, v_tile, piece, row_bounds,
-                                 first_key, dropout);
+  while (true) {
+    const bool fast = kRestarts && ptx::ld_shared_u32(shared + kPlan.exact) == 0;
+    const float start = fast ? -kLargestReference : minus_infinity();
+#pragma unroll
+    for (int m = 0; m < kAtoms; ++m) {
+      state.rows[m] = {{start, start}, {0.0f, 0.0f}};
+#pragma unroll
+      for (int i = 0; i < C.head_dim_v / 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) state.o[m][i][j] = 0.0f;
       }
     }
-  }
-  ptx::cp_async_wait_group<0>();
-  ptx::bar_sync(0, C.threads());  // Q is here also where no tile was visited; its place is reused
+    while (more) {
+      const i32 first_key = walk.first_key();
+      const WarpKeys keys = walk.warp_keys(warp);
+      const u32 row_bounds = walk.bounds_at(warp);
+      const u32 k_tile = shared + kPlan.k + stage * kKStageBytes;
+      const u32 v_tile = shared + kPlan.v + stage * kVStageBytes;
+      if constexpr (C.dropout) dropout.clean_keys = walk.phase;
 
+      ptx::cp_async_wait_group<0>();
+      ptx::bar_sync(0, C.threads());  // this tile is here, and all warps are done with the last one
+      --walk.tile;
+      more = walk.find();
+      stage ^= 1;
+      if (more) walk.request(stage);
+      ptx::cp_async_commit_group();
+
+      const auto masked_steps = [&](auto exact) {
+        for (int piece = keys.first_piece & ~1; piece < keys.last_piece; piece += 2) {
+          forward_step<C, 2, true, decltype(exact)::value>(
+              p, state, shared + kPlan.q, k_tile, v_tile, piece, row_bounds, first_key, dropout);
+        }
+      };
+      if (keys.full) {
+        forward_step<C, C.tile_kv / 16, false, !kRestarts>(
+            p, state, shared + kPlan.q, k_tile, v_tile, 0, row_bounds, first_key, dropout);
+      } else if (kRestarts && ptx::ld_shared_u32(shared + kPlan.exact) == 0) {
+        masked_steps(Constant<false>{});
+      } else {
+        masked_steps(Constant<true>{});
+      }
+    }
+    ptx::cp_async_wait_group<0>();
+    const bool exact = !kRestarts || ptx::ld_shared_u32(shared + kPlan.exact) != 0;
+    if (kRestarts) {
+      bool lost = false;
+#pragma unroll
+      for (int m = 0; m < kAtoms; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const u32 at = shared + kPlan.row_bounds + (warp_row + m * 16 + r * 8 + lane / 4) * 8;
+          geometry::Interval own, clean;
+          ptx::ld_shared_v2(at, own.begin, own.end);
+          ptx::ld_shared_v2(at + C.tile_q() * 8, clean.begin, clean.end);
+          const bool sees = !own.empty() || !clean.empty();
+          const float sum = whole_sum(state.rows[m], r);
+          lost = softmax_lost(state.rows[m].reference[r], sum, sees) || lost;
+        }
+      }
+      if (ptx::ballot(lost) != 0 && lane == 0) {
+        ptx::st_shared_u32(shared + kPlan.lost + warp * 4, 1);
+      }
+    }
+    ptx::bar_sync(0, C.threads());  // Q is here also where no tile was visited; its place is reused
+    if (exact) {
+#pragma unroll
+      for (int m = 0; m < kAtoms; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) state.rows[m].reference[r] *= p.scale_log2;
+      }
+      break;
+    }
+    const u32 lost = lane < C.warps ? ptx::ld_shared_u32(shared + kPlan.lost + lane * 4) : 0;
+    if (ptx::ballot(lost != 0) == 0) break;
+    if (lane < 2) {  // no tile is full any more
+      ptx::st_shared_u32(shared + kPlan.warp_bounds + (lane * C.warps + warp) * 16 + 12, 0);
+    }
+    if (thread == 0) ptx::st_shared_u32(shared + kPlan.exact, 1);
+    ptx::bar_sync(0, C.threads());
+    more = walk.restart();
+    if (more) walk.request(stage);
+    ptx::cp_async_commit_group();
+  }
+
+  // ---- output: through the warp's own rows of Q, so that global stores are whole lines
+  i32 row_count, result_half;
+  ptx::ld_shared_v2(shared + kPlan.results + 16, row_count, result_half);
   float inverse[kAtoms][2];
   float lse[kAtoms][2];
 #pragma unroll
-  for (int m = 0; m < kAtoms; ++m) {
-    softmax_finish(state.rows[m], p.scale_log2, inverse[m], lse[m]);
-  }
+  for (int m = 0; m < kAtoms; ++m) softmax_finish(state.rows[m], inverse[m], lse[m]);
   const float keep = C.dropout ? p.dropout.keep_scale : 1.0f;
-  const i64 out_stride = p.out[h].row_stride;
+  const i64 out_stride = p.out[result_half].row_stride;
   write_accumulators<C.element>(
       state.o, [&](int m, int r, float x) { return x * inverse[m][r] * keep; },
       shared + kPlan.q + warp_row * kVRowBytes,
       ptx::ld_shared_pointer<u16>(shared + kPlan.results) + warp_row * out_stride, out_stride,
-      row_count - warp_row, p.head_dim_v);
+      row_count - warp_row, p.head_dim_v, lane);
   float* lse_rows = ptx::ld_shared_pointer<float>(shared + kPlan.results + 8);
   if (lse_rows != nullptr && lane % 4 == 0) {
 #pragma unroll
@@ -223,7 +285,7 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = warp_row + m * 16 + r * 8 + lane / 4;
-        if (row < row_count) lse_rows[row * p.lse[h].row_stride] = lse[m][r];
+        if (row < row_count) lse_rows[row * p.lse[result_half].row_stride] = lse[m][r];
       }
     }
   }

@@ -32,67 +32,30 @@ struct KeyWalk {
   int phase;
   i32 tile;
 
-  /// Works out what the rows see, fills row_bounds, phases and warp_bounds, which a barrier must
-  /// follow, and requests the first tile as a group of copies of its own. Returns whether there is
-  /// a tile.
-  __device__ __forceinline__ bool start(const QueryRows& rows) {
+  /// What the rows see, into row_bounds and warp_bounds. A barrier must follow, and prepare_phase
+  /// of both phases come before it.
+  __device__ __forceinline__ void prepare_rows(const QueryRows& rows) {
     using geometry::Half;
     using geometry::Interval;
     const int thread = static_cast<int>(ptx::thread_index());
     const int warp = thread / 32;
-    const int lane = thread % 32;
+    const int lane = thread % 32;  // lane i of a warp looks at row i of its warp
+    const int warp_row = warp * C.rows_per_warp;
     const geometry::Sample& sample = rows.sample;
     const i32 position = geometry::query_position(sample.mask, rows.half);
-    // Lanes 0 and 1 of every warp work out the two phases, warp 0 keeps them.
-    Interval tiles{0, 0};
-    i32 keys = 0;
-    const u16* k_rows = nullptr;  // key 0
-    const u16* v_rows = nullptr;
-    if (lane < 2) {
-      const bool own = lane == 0;
-      const Half key_half = own ? Half::kNoisy : Half::kClean;
-      if (!own || rows.half == Half::kNoisy) {
-        const geometry::IntervalRule rule =
-            geometry::rule_between(sample.mask, rows.half, key_half);
-        tiles = geometry::covering_tiles(geometry::key_hull(rule, position, rows.valid), C.tile_kv);
-        keys = rule.key_len;
-      }
-      const i64 row0 = own ? rows.first : sample.clean_kv.first;
-      k_rows = head_rows(p.k[lane], sample.batch_index, row0, rows.head_kv);
-      v_rows = head_rows(p.v[lane], sample.batch_index, row0, rows.head_kv);
-      if (warp == 0) {
-        // Bounds that grow by whole blocks (windows) and tables leave gaps.
-        const bool gaps =
-            !own && (sample.mask.block_ranges != nullptr || sample.mask.clean_window > 0);
-        const u32 at = shared + kPlan.phases + lane * 32;
-        ptx::st_shared_v4(at, {static_cast<u32>(tiles.begin), static_cast<u32>(tiles.end - 1),
-                               static_cast<u32>(keys), gaps ? 1u : 0u});
-        ptx::st_shared_pointers(at + 16, k_rows, v_rows);
-      }
-    }
-    // The first tile is requested before the rest is known; with gaps it may turn out empty.
-    phase = rows.half == Half::kNoisy && ptx::shfl_idx_u32(tiles.empty() ? 0 : 1, 0) != 0 ? 0 : 1;
-    tile = static_cast<i32>(ptx::shfl_idx_u32(static_cast<u32>(tiles.end), phase)) - 1;
-    const bool any = ptx::shfl_idx_u32(tiles.empty() ? 0 : 1, phase) != 0;
-    if (any) {
-      keys = static_cast<i32>(ptx::shfl_idx_u32(static_cast<u32>(keys), phase));
-      request_rows(0, ptx::shfl_idx_pointer(k_rows, phase), ptx::shfl_idx_pointer(v_rows, phase),
-                   keys);
-    }
-    ptx::cp_async_commit_group();
-
-    for (int each = rows.half == Half::kNoisy ? 0 : 1; each < 2; ++each) {
-      const geometry::IntervalRule rule =
-          geometry::rule_between(sample.mask, rows.half, each == 0 ? Half::kNoisy : Half::kClean);
-      const i32 row =
-          rows.valid.begin + warp * C.rows_per_warp + lane;  // lane i looks at row i of its warp
+#pragma unroll
+    for (int each = 0; each < 2; ++each) {
+      const i32 row = rows.valid.begin + warp_row + lane;
       const bool valid = lane < C.rows_per_warp && row < rows.valid.end;
       Interval seen{0, 0};
-      if (valid) seen = geometry::row_interval(rule, position + row);
+      if (valid && (each == 1 || rows.half == Half::kNoisy)) {
+        const Half keys = each == 0 ? Half::kNoisy : Half::kClean;
+        seen = geometry::row_interval(geometry::rule_between(sample.mask, rows.half, keys),
+                                      position + row);
+      }
       if (lane < C.rows_per_warp) {
-        ptx::st_shared_v2(
-            shared + kPlan.row_bounds + (each * C.tile_q() + warp * C.rows_per_warp + lane) * 8,
-            seen.begin, seen.end);
+        ptx::st_shared_v2(shared + kPlan.row_bounds + (each * C.tile_q() + warp_row + lane) * 8,
+                          seen.begin, seen.end);
       }
       const bool counts = valid && !seen.empty();
       const i32 any_begin = ptx::redux_min_s32(counts ? seen.begin : geometry::kMaxLength);
@@ -106,7 +69,55 @@ struct KeyWalk {
                            static_cast<u32>(all_begin), static_cast<u32>(all_end)});
       }
     }
-    return any;
+  }
+
+  /// Phase `each` but for its tiles, by one thread, in one branch with what others write then: in a
+  /// branch of its own it costs the forward kernels up to 20 registers.
+  __device__ __forceinline__ void prepare_phase(const QueryRows& rows, int each) {
+    using geometry::Half;
+    const geometry::Sample& sample = rows.sample;
+    const bool own = each == 0;
+    // Bounds that grow by whole blocks (windows) and tables leave gaps.
+    const bool gaps = !own && (sample.mask.block_ranges != nullptr || sample.mask.clean_window > 0);
+    const i64 row = own ? rows.first : sample.clean_kv.first;
+    const u32 at = shared + kPlan.phases + each * 32;
+    ptx::st_shared_v2(at + 8, geometry::key_len(sample.mask, own ? Half::kNoisy : Half::kClean),
+                      gaps ? 1 : 0);
+    ptx::st_shared_pointers(at + 16, head_rows(p.k[each], sample.batch_index, row, rows.head_kv),
+                            head_rows(p.v[each], sample.batch_index, row, rows.head_kv));
+  }
+
+  /// Goes to the first tile; false where there is none. With gaps it may turn out empty.
+  __device__ __forceinline__ bool start() {
+    const int thread = static_cast<int>(ptx::thread_index());
+    const int lane = thread % 32;
+    phase = 1;
+    tile = -1;
+#pragma unroll
+    for (int each = 1; each >= 0; --each) {
+      U32x4 bounds{geometry::kMaxLength, 0, 0, 0};
+      if (lane < C.warps) {
+        bounds = ptx::ld_shared_v4(shared + kPlan.warp_bounds + (each * C.warps + lane) * 16);
+      }
+      const geometry::Interval keys{ptx::redux_min_s32(static_cast<i32>(bounds.x)),
+                                    ptx::redux_max_s32(static_cast<i32>(bounds.y))};
+      const geometry::Interval tiles = geometry::covering_tiles(keys, C.tile_kv);
+      if (thread == 0) {
+        ptx::st_shared_v2(shared + kPlan.phases + each * 32, tiles.begin, tiles.end - 1);
+      }
+      if (!tiles.empty()) {
+        phase = each;
+        tile = tiles.end - 1;
+      }
+    }
+    return tile >= 0;
+  }
+
+  /// Goes to the first tile once more; a barrier lies between.
+  __device__ __forceinline__ bool restart() {
+    phase = 0;
+    tile = static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.phases + 4));
+    return find();
   }
 
   /// Goes on to the next tile with a visible pair, at or before `tile` or in the next phase; false
@@ -138,8 +149,13 @@ struct KeyWalk {
   __device__ __forceinline__ void request(int stage) const {
     const u32 at = shared + kPlan.phases + phase * 32;
     const i32 keys = static_cast<i32>(ptx::ld_shared_u32(at + 8));
-    request_rows(stage, ptx::ld_shared_pointer<u16>(at + 16), ptx::ld_shared_pointer<u16>(at + 24),
-                 keys);
+    request_tile<C.tile_kv, C.head_dim, C.threads()>(
+        shared + kPlan.k + stage * (C.tile_kv * padded_row_bytes(C.head_dim)),
+        ptx::ld_shared_pointer<u16>(at + 16), p.k[phase].row_stride, first_key(), keys, p.head_dim);
+    request_tile<C.tile_kv, C.head_dim_v, C.threads()>(
+        shared + kPlan.v + stage * (C.tile_kv * padded_row_bytes(C.head_dim_v)),
+        ptx::ld_shared_pointer<u16>(at + 24), p.v[phase].row_stride, first_key(), keys,
+        p.head_dim_v);
   }
 
   __device__ __forceinline__ i32 first_key() const { return tile * C.tile_kv; }
@@ -156,17 +172,6 @@ struct KeyWalk {
   /// The address of the intervals of a warp's rows.
   __device__ __forceinline__ u32 bounds_at(int warp) const {
     return shared + kPlan.row_bounds + (phase * C.tile_q() + warp * C.rows_per_warp) * 8;
-  }
-
- private:
-  __device__ __forceinline__ void request_rows(int stage, const u16* k, const u16* v,
-                                               i32 keys) const {
-    request_tile<C.tile_kv, C.head_dim, C.threads()>(
-        shared + kPlan.k + stage * (C.tile_kv * padded_row_bytes(C.head_dim)), k,
-        p.k[phase].row_stride, first_key(), keys, p.head_dim);
-    request_tile<C.tile_kv, C.head_dim_v, C.threads()>(
-        shared + kPlan.v + stage * (C.tile_kv * padded_row_bytes(C.head_dim_v)), v,
-        p.v[phase].row_stride, first_key(), keys, p.head_dim_v);
   }
 };
 

@@ -295,6 +295,17 @@ __device__ __forceinline__ float rcp_approx(float x) {
 #endif
 }
 
+// mul.rn.f32: with the rounding named, it is never fused with an addition.
+__device__ __forceinline__ float mul_rn_f32(float x, float y) {
+#if defined(STEPWELL_HOST_MODEL)
+  return x * y;
+#else
+  float z;
+  asm("mul.rn.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+#endif
+}
+
 // max.f32: the other operand if one is NaN, on both sides.
 __device__ __forceinline__ float max_f32(float x, float y) {
 #if defined(STEPWELL_HOST_MODEL)

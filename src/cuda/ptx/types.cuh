@@ -27,6 +27,12 @@ struct alignas(16) U32x4 {
   u32 x, y, z, w;
 };
 
+// A number as a type.
+template <auto kValue>
+struct Constant {
+  static constexpr auto value = kValue;
+};
+
 // 128 opaque bytes. On the device a CUtensorMap; in the host model its own encoding (see
 // model/host_model.hpp, encode_tensor_map).
 struct alignas(64) TensorMap {

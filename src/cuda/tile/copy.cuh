@@ -11,62 +11,76 @@ __device__ __forceinline__ u16* head_rows(const HalfRows& rows, i64 batch, i64 r
   return rows.data + batch * rows.batch_stride + row * rows.row_stride + head * rows.head_stride;
 }
 
+/// How threads share rows of 16-byte chunks: a power of two of lanes copies a row, in one piece or
+/// in three.
+template <int kDim, int kThreads>
+struct RowLanes {
+  static constexpr int kPieces = kDim % 3 == 0 ? 3 : 1;
+  static constexpr int kLanes = kDim / 8 / kPieces;
+  static constexpr int kRowsAtOnce = kThreads / kLanes;
+  static_assert(kThreads % kLanes == 0);
+};
+
 /// Requests rows [first, first + kRows) of a matrix; rows at or past `len` and columns at or past
 /// `dim` become zeros and are not read.
 template <int kRows, int kDim, int kThreads>
 __device__ __forceinline__ void request_tile(u32 to, const u16* from, i64 row_stride, i32 first,
                                              i32 len, i32 dim) {
-  constexpr int kChunks = kDim / 8;
+  using Lanes = RowLanes<kDim, kThreads>;
   constexpr int kRowBytes = padded_row_bytes(kDim);
   const int thread = static_cast<int>(ptx::thread_index_again());
-  if constexpr (kThreads % kChunks == 0 && kRows % (kThreads / kChunks) == 0) {
-    constexpr int kRowsAtOnce = kThreads / kChunks;
-    const int row = thread / kChunks;
-    const int chunk = thread % kChunks;
-    const u16* source = from + (first + row) * row_stride + chunk * 8;
-    to += row * kRowBytes + chunk * 16;
-    if (first + kRows <= len && dim == kDim) {  // the usual case without a test a row
+  const int row = thread / Lanes::kLanes;
+  const int column = thread % Lanes::kLanes * 8;
+  const u16* source = from + (first + row) * row_stride + column;
+  to += row * kRowBytes + column * 2;
+  if (kRows % Lanes::kRowsAtOnce == 0 && first + kRows <= len && dim == kDim) {  // as a rule
 #pragma unroll
-      for (int r = 0; r < kRows; r += kRowsAtOnce) {
-        ptx::cp_async_16(to + r * kRowBytes, source);
-        source += kRowsAtOnce * row_stride;
-      }
-    } else {
-      const int rows = chunk * 8 < dim ? len - first - row : 0;
+    for (int r = 0; r < kRows; r += Lanes::kRowsAtOnce) {
 #pragma unroll
-      for (int r = 0; r < kRows; r += kRowsAtOnce) {
-        const bool inside = r < rows;
-        ptx::cp_async_16(to + r * kRowBytes, inside ? source : from, inside ? 16 : 0);
-        source += kRowsAtOnce * row_stride;
+      for (int piece = 0; piece < Lanes::kPieces; ++piece) {
+        const int right = piece * Lanes::kLanes * 8;
+        ptx::cp_async_16(to + r * kRowBytes + right * 2, source + right);
       }
+      source += Lanes::kRowsAtOnce * row_stride;
     }
   } else {
 #pragma unroll
-    for (int base = 0; base < kRows * kChunks; base += kThreads) {
-      const int i = base + thread;
-      if (kRows * kChunks % kThreads != 0 && i >= kRows * kChunks) break;
-      const int row = i / kChunks;
-      const int chunk = i % kChunks;
-      const bool inside = first + row < len && chunk * 8 < dim;
-      const u16* source = inside ? from + (first + row) * row_stride + chunk * 8 : from;
-      ptx::cp_async_16(to + row * kRowBytes + chunk * 16, source, inside ? 16 : 0);
+    for (int r = 0; r < kRows; r += Lanes::kRowsAtOnce) {
+      if (kRows % Lanes::kRowsAtOnce != 0 && r + row >= kRows) break;
+#pragma unroll
+      for (int piece = 0; piece < Lanes::kPieces; ++piece) {
+        const int right = piece * Lanes::kLanes * 8;
+        const bool inside = r + row < len - first && column + right < dim;
+        ptx::cp_async_16(to + r * kRowBytes + right * 2, inside ? source + right : from,
+                         inside ? 16 : 0);
+      }
+      source += Lanes::kRowsAtOnce * row_stride;
     }
   }
 }
 
-/// Writes the first `count` rows of a shared tile, columns [0, dim).
+/// Writes the first `count` rows of a shared tile, columns [0, dim); `thread` is one of kThreads.
 template <int kRows, int kDim, int kThreads>
-__device__ __forceinline__ void write_tile(u16* to, i64 row_stride, u32 from, i32 count, i32 dim) {
-  constexpr int kChunks = kDim / 8;
+__device__ __forceinline__ void write_tile(u16* to, i64 row_stride, u32 from, i32 count, i32 dim,
+                                           int thread) {
+  using Lanes = RowLanes<kDim, kThreads>;
   constexpr int kRowBytes = padded_row_bytes(kDim);
-#pragma unroll 4
-  for (int i = static_cast<int>(ptx::thread_index()); i < kRows * kChunks; i += kThreads) {
-    const int row = i / kChunks;
-    const int chunk = i % kChunks;
-    if (row < count && chunk * 8 < dim) {
-      ptx::st_global_v4(to + row * row_stride + chunk * 8,
-                        ptx::ld_shared_v4(from + row * kRowBytes + chunk * 16));
+  const int row = thread / Lanes::kLanes;
+  const int column = thread % Lanes::kLanes * 8;
+  to += row * row_stride + column;
+  from += row * kRowBytes + column * 2;
+  const bool whole = count >= kRows && dim == kDim;
+#pragma unroll
+  for (int r = 0; r < kRows; r += Lanes::kRowsAtOnce) {
+    if (kRows % Lanes::kRowsAtOnce != 0 && r + row >= kRows) break;
+#pragma unroll
+    for (int piece = 0; piece < Lanes::kPieces; ++piece) {
+      const int right = piece * Lanes::kLanes * 8;
+      if (whole || (r + row < count && column + right < dim)) {
+        ptx::st_global_v4(to + right, ptx::ld_shared_v4(from + r * kRowBytes + right * 2));
+      }
     }
+    to += Lanes::kRowsAtOnce * row_stride;
   }
 }
 
@@ -76,9 +90,8 @@ __device__ __forceinline__ void write_tile(u16* to, i64 row_stride, u32 from, i3
 template <Element kElement, int kAtoms, int kTiles, class Value>
 __device__ __forceinline__ void write_accumulators(const float (&c)[kAtoms][kTiles][4],
                                                    Value&& value, u32 through, u16* to,
-                                                   i64 row_stride, i32 count, i32 dim) {
+                                                   i64 row_stride, i32 count, i32 dim, int lane) {
   constexpr int kRowBytes = padded_row_bytes(kTiles * 8);
-  const int lane = static_cast<int>(ptx::thread_index()) % 32;
 #pragma unroll
   for (int m = 0; m < kAtoms; ++m) {
 #pragma unroll
@@ -93,27 +106,26 @@ __device__ __forceinline__ void write_accumulators(const float (&c)[kAtoms][kTil
     }
   }
   ptx::syncwarp();
-#pragma unroll
-  for (int i = lane; i < kAtoms * 16 * kTiles; i += 32) {
-    const int row = i / kTiles;
-    const int chunk = i % kTiles;
-    if (row < count && chunk * 8 < dim) {
-      ptx::st_global_v4(to + row * row_stride + chunk * 8,
-                        ptx::ld_shared_v4(through + row * kRowBytes + chunk * 16));
-    }
-  }
+  write_tile<kAtoms * 16, kTiles * 8, 32>(to, row_stride, through, count, dim, lane);
 }
 
-/// The sign of every element of a shared tile changes.
+/// The sign of every element changes of a tile that request_tile requested. Each thread changes
+/// what it copied: it has waited for its copies, and no barrier is needed before.
 template <int kRows, int kDim, int kThreads>
 __device__ __forceinline__ void negate_tile(u32 tile) {
-  constexpr int kChunks = kDim / 8;
+  using Lanes = RowLanes<kDim, kThreads>;
+  constexpr u32 kSigns = 0x80008000u;
+  const int thread = static_cast<int>(ptx::thread_index());
+  const int row = thread / Lanes::kLanes;
+  const int column = thread % Lanes::kLanes * 8;
 #pragma unroll 1
-  for (int i = static_cast<int>(ptx::thread_index()); i < kRows * kChunks; i += kThreads) {
-    const u32 at = tile + i / kChunks * padded_row_bytes(kDim) + i % kChunks * 16;
-    const U32x4 x = ptx::ld_shared_v4(at);
-    constexpr u32 kSigns = 0x80008000u;
-    ptx::st_shared_v4(at, {x.x ^ kSigns, x.y ^ kSigns, x.z ^ kSigns, x.w ^ kSigns});
+  for (int r = row; r < kRows; r += Lanes::kRowsAtOnce) {
+#pragma unroll
+    for (int piece = 0; piece < Lanes::kPieces; ++piece) {
+      const u32 at = tile + r * padded_row_bytes(kDim) + (column + piece * Lanes::kLanes * 8) * 2;
+      const U32x4 x = ptx::ld_shared_v4(at);
+      ptx::st_shared_v4(at, {x.x ^ kSigns, x.y ^ kSigns, x.z ^ kSigns, x.w ^ kSigns});
+    }
   }
 }
 

@@ -9,15 +9,15 @@ namespace stepwell::cuda {
 
 __device__ __forceinline__ float minus_infinity() { return ptx::float_of(0xff800000u); }
 
-/// Two rows' running state: a maximum of the raw scores, and the sum of this lane's own columns.
+/// Two rows' running state.
 struct RowState {
-  float row_max[2];
-  float row_sum[2];
+  float reference[2];  // P is exp2(scale_log2 * S - reference); softmax_exact keeps a maximum of S
+  float row_sum[2];    // of this lane's own columns
 };
 
-__device__ __forceinline__ RowState row_state_start() {
-  return {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
-}
+/// Fast references up to here are within 2 of the maxima they are rounded from: P stays inside
+/// float16.
+inline constexpr float kLargestReference = 67108864.0f;  // 2^26
 
 /// Scores outside keys [begin, end), counted from the tile's first key, become -inf; rows r of the
 /// lane.
@@ -52,93 +52,142 @@ __device__ __forceinline__ void cap_scores(float (&s)[Tiles][4], float scale) {
 /// are as exact in float32 as sums of 1, P stays inside float16, and O is rescaled in few tiles.
 inline constexpr float kExponentSlack = 8.0f;
 
-/// The largest reference whose rounding, 2^-10 at most, is of no account beside the dtype's.
-inline constexpr float kLargeExponent = 8192.0f;
+template <int Tiles>
+__device__ __forceinline__ float row_maximum(const float (&s)[Tiles][4], int r) {
+  float top = s[0][2 * r];
+#pragma unroll
+  for (int i = 0; i < Tiles; ++i) {
+    top = ptx::max_f32(top, ptx::max_f32(s[i][2 * r], s[i][2 * r + 1]));
+  }
+  top = ptx::max_f32(top, ptx::shfl_xor_f32(top, 1));
+  return ptx::max_f32(top, ptx::shfl_xor_f32(top, 2));
+}
 
-/// s becomes exp2(scale_log2 * (s - reference)), where a row's reference (state.row_max) is a
-/// maximum it had, at most kExponentSlack below the present one. Returns whether some row of the
-/// warp has moved its reference; O must then be multiplied with `rescale`. Without kLazy references
-/// follow their maxima and the answer is always true.
-template <bool kLazy, int Tiles>
-__device__ __forceinline__ bool softmax_step(float (&s)[Tiles][4], RowState& state,
-                                             float scale_log2, float (&rescale)[2]) {
-  bool any = true;
-  bool moves[2];
+/// Moves the rows' references up to their maxima in s where these are kExponentSlack above, from
+/// -kLargestReference on. A reference is rounded, once: all terms of its row carry the same error,
+/// and so does their sum. Returns whether some row of the warp has moved; O must then be multiplied
+/// with `rescale`. Wrong where scores exceed kLargestReference: see softmax_lost().
+template <int Tiles>
+__device__ __forceinline__ bool softmax_references(const float (&s)[Tiles][4], RowState& state,
+                                                   float scale_log2, float (&rescale)[2]) {
   float top[2];
+  bool moves[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    top[r] = state.row_max[r];
-#pragma unroll
-    for (int i = 0; i < Tiles; ++i) {
-      top[r] = ptx::max_f32(top[r], ptx::max_f32(s[i][2 * r], s[i][2 * r + 1]));
-    }
-    top[r] = ptx::max_f32(top[r], ptx::shfl_xor_f32(top[r], 1));
-    top[r] = ptx::max_f32(top[r], ptx::shfl_xor_f32(top[r], 2));
-    // From -inf, where nothing was visible yet, any maximum moves it; -inf to -inf is NaN and does
-    // not.
-    moves[r] = (top[r] - state.row_max[r]) * scale_log2 > kExponentSlack;
+    top[r] = ptx::mul_rn_f32(row_maximum(s, r), scale_log2);
+    moves[r] = top[r] - state.reference[r] > kExponentSlack;
   }
-  if constexpr (kLazy) {
-    any = ptx::ballot(moves[0] || moves[1]) != 0;
+  const bool any = ptx::ballot(moves[0] || moves[1]) != 0;
+  if (any) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (!moves[r]) top[r] = state.row_max[r];
-    }
-  }
-  float reference[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    reference[r] = top[r] == minus_infinity() ? 0.0f : top[r] * scale_log2;
-    if (any) {
-      // A row that has seen nothing keeps 0 sums; one whose reference stays is multiplied with 1.
-      const float base = top[r] == minus_infinity() ? 0.0f : top[r];
-      rescale[r] = ptx::ex2_approx((state.row_max[r] - base) * scale_log2);
+      // A row whose reference stays is multiplied with exactly 1.
+      const float reference = moves[r] ? top[r] : state.reference[r];
+      rescale[r] = ptx::ex2_approx(state.reference[r] - reference);
       state.row_sum[r] *= rescale[r];
-      state.row_max[r] = top[r];
+      state.reference[r] = reference;
     }
   }
-  // One fused operation, exact but for the rounding of `reference`. In rows where that is not small
-  // the difference comes first.
+  return any;
+}
+
+/// s becomes P, and is added to the rows' sums.
+template <int Tiles>
+__device__ __forceinline__ void softmax_terms(float (&s)[Tiles][4], RowState& state,
+                                              float scale_log2) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    if (reference[r] > kLargeExponent || reference[r] < -kLargeExponent) {  // rare
+#pragma unroll
+    for (int i = 0; i < Tiles; ++i) {
+#pragma unroll
+      for (int j = 2 * r; j < 2 * r + 2; ++j) {
+        s[i][j] = ptx::ex2_approx(s[i][j] * scale_log2 - state.reference[r]);
+        state.row_sum[r] += s[i][j];
+      }
+    }
+  }
+}
+
+/// A row's sum over all lanes.
+__device__ __forceinline__ float whole_sum(const RowState& state, int r) {
+  float sum = state.row_sum[r];
+  sum += ptx::shfl_xor_f32(sum, 1);
+  return sum + ptx::shfl_xor_f32(sum, 2);
+}
+
+/// Whether a row must be done again by softmax_exact, from its first key on: its reference is too
+/// large, or too small for any term to be left though it `sees` keys. (A NaN looks the same.)
+__device__ __forceinline__ bool softmax_lost(float reference, float sum, bool sees) {
+  return reference > kLargestReference || (sum == 0.0f && sees) ||
+         !(sum < ptx::float_of(0x7f800000u));
+}
+
+/// References and terms for scores of any size. A row's reference is a maximum of S, from -inf on,
+/// and scale_log2 times it in the end. Calls rescale_output(factors) for O's two rows where some
+/// row has moved.
+template <int Tiles, typename RescaleOutput>
+__device__ __forceinline__ void softmax_exact(float (&s)[Tiles][4], RowState& state,
+                                              float scale_log2,
+                                              const RescaleOutput& rescale_output) {
+  // Past this the rounding of a product of reference and scale counts, and differences come first.
+  constexpr float kLarge = 8192.0f;
+  bool rare = false;
+  bool large[2];
+  float top[2];
+  float product[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    top[r] = ptx::max_f32(state.reference[r], row_maximum(s, r));
+    // From -inf, where nothing was visible yet, any maximum moves it; -inf to -inf is NaN and does
+    // not.
+    const bool moves = (top[r] - state.reference[r]) * scale_log2 > kExponentSlack;
+    if (!moves) top[r] = state.reference[r];
+    product[r] = top[r] == minus_infinity() ? 0.0f : top[r] * scale_log2;
+    large[r] = product[r] > kLarge || product[r] < -kLarge;
+    rare = rare || moves || large[r];
+  }
+  // One branch for all that is rare: each keeps the products before and after it apart.
+  if (ptx::ballot(rare) != 0) {
+    float rescale[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float base = top[r] == minus_infinity() ? 0.0f : top[r];
+      rescale[r] = ptx::ex2_approx((state.reference[r] - base) * scale_log2);
+      state.row_sum[r] *= rescale[r];
+      state.reference[r] = top[r];
+      if (!large[r]) continue;
 #pragma unroll
       for (int i = 0; i < Tiles; ++i) {
         s[i][2 * r] -= top[r];
         s[i][2 * r + 1] -= top[r];
       }
-      reference[r] = 0.0f;
+      product[r] = 0.0f;
     }
+    rescale_output(rescale);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float sum = state.row_sum[r];
 #pragma unroll
     for (int i = 0; i < Tiles; ++i) {
 #pragma unroll
       for (int j = 2 * r; j < 2 * r + 2; ++j) {
-        s[i][j] = ptx::ex2_approx(s[i][j] * scale_log2 - reference[r]);
-        sum += s[i][j];
+        s[i][j] = ptx::ex2_approx(s[i][j] * scale_log2 - product[r]);
+        state.row_sum[r] += s[i][j];
       }
     }
-    state.row_sum[r] = sum;
   }
-  return any;
 }
 
 /// The two rows' factor of O and natural log-sum-exp (-inf for a row that saw nothing).
-__device__ __forceinline__ void softmax_finish(const RowState& state, float scale_log2,
-                                               float (&inverse)[2], float (&lse)[2]) {
+__device__ __forceinline__ void softmax_finish(const RowState& state, float (&inverse)[2],
+                                               float (&lse)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float sum = state.row_sum[r];
-    sum += ptx::shfl_xor_f32(sum, 1);
-    sum += ptx::shfl_xor_f32(sum, 2);
+    const float sum = whole_sum(state, r);
     const bool sees_nothing = sum == 0.0f;  // a NaN sum is not 0 and passes on
     inverse[r] = sees_nothing ? 0.0f : 1.0f / sum;
-    lse[r] = sees_nothing
-                 ? minus_infinity()
-                 : (state.row_max[r] * scale_log2 + ptx::lg2_approx(sum)) * 0.6931471805599453f;
+    lse[r] = sees_nothing ? minus_infinity()
+                          : (state.reference[r] + ptx::lg2_approx(sum)) * 0.6931471805599453f;
   }
 }
 

@@ -185,16 +185,25 @@ def test_folder_with_a_run_is_not_overwritten(text, tmp_path, capsys):
 def test_gpu_without_a_backend_is_left_alone_and_said_so(monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     reasons = {"cuda": "this build has no CUDA backend", "cpu": None}
-    monkeypatch.setattr(cli, "why_not", lambda name, device: reasons[device.type])
-    assert cli._device("auto", "stepwell")[0].type == "cpu"
+    tried = []
+    monkeypatch.setattr(
+        cli,
+        "why_not",
+        lambda name, device, precision: tried.append(precision) or reasons[device.type],
+    )
+    assert cli._device("auto", "stepwell", None)[0].type == "cpu"
     assert "does not run on it (this build has no CUDA backend): using the CPU" in (
         capsys.readouterr().out
     )
+    assert tried == ["bfloat16", "float32"]
     with pytest.raises(ValueError, match="--device: attention stepwell does not run on cuda: this"):
-        cli._device("cuda", "stepwell")
+        cli._device("cuda", "stepwell", None)
     reasons["cuda"] = None
-    assert cli._device("auto", "stepwell")[0].type == "cuda"
-    assert cli._device("cpu", "stepwell")[0].type == "cpu"
+    assert cli._device("auto", "stepwell", None)[0].type == "cuda"
+    assert cli._device("cpu", "stepwell", None)[0].type == "cpu"
+    del tried[:]
+    assert cli._device("auto", "stepwell", "float32")[0].type == "cuda"
+    assert tried == ["float32"]
 
 
 def test_missing_gpu_is_named(text, tmp_path, monkeypatch, capsys):

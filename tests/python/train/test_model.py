@@ -107,7 +107,7 @@ def test_rows_that_are_not_wanted_do_not_change_the_others():
 
 
 def test_flex_agrees_or_says_why_not():
-    reason = attention.why_not("flex", helpers.CPU)
+    reason = attention.why_not("flex", helpers.CPU, "float32")
     if reason is not None:
         assert "CPU" in reason
         return
