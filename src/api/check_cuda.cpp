@@ -72,17 +72,6 @@ void check_cuda(const AttentionArgs& args, const AttentionGradients& gradients) 
   check_strides(gradients, names_of(args.layout), kGradientFields);
 }
 
-void check_cuda_numbers(const AttentionArgs& args, bool backward) {
-  if (args.q.dtype == DType::kFloat32) return;  // its kernels take all
-  STEPWELL_CHECK(!backward || !args.deterministic, kNotImplemented,
-                 "deterministic is True on CUDA, whose backward pass adds dq in any order; "
-                 "accepted: False");
-  STEPWELL_CHECK(
-      !args.softmax_scale.has_value() || *args.softmax_scale >= 0.0 || args.softcap > 0.0,
-      kNotImplemented, "softmax_scale is {} on CUDA; accepted without softcap: 0 or more",
-      *args.softmax_scale);
-}
-
 void check_cuda_data(const AttentionArgs& args, const AttentionOutputs& outputs) {
   const ArgumentNames& names = names_of(args.layout);
   check_addresses(args, names, kTensorFields);

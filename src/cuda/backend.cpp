@@ -14,7 +14,12 @@ KernelTraits traits_of(const AttentionProblem& problem) {
                      : problem.dtype == DType::kFloat16 ? Element::kFloat16
                                                         : Element::kFloat32,
           .softcap = problem.softcap > 0.0,
-          .dropout = problem.dropout_p > 0.0};
+          .dropout = problem.dropout_p > 0.0,
+          .deterministic = problem.deterministic};
+}
+
+std::string describe(const AttentionKernel& kernel, int warps, int ctas_per_sm) {
+  return fmt::format("{}, {} warps, {} CTAs an SM", spec_of(kernel).name, warps, ctas_per_sm);
 }
 
 bool is_f32(const AttentionProblem& problem) { return problem.dtype == DType::kFloat32; }
@@ -49,7 +54,7 @@ std::size_t forward_workspace_bytes(const AttentionProblem&) { return 0; }
 
 std::size_t backward_workspace_bytes(const AttentionProblem& problem) {
   if (is_f32(problem)) return workspace_bytes_f32(problem);
-  return workspace_bytes(problem, native_head_dim(problem.head_dim));
+  return workspace_bytes(problem, problem.deterministic ? 0 : native_head_dim(problem.head_dim));
 }
 
 void forward(const AttentionProblem& problem, Launcher& launcher) {
@@ -78,6 +83,12 @@ void backward(const AttentionProblem& problem, std::byte* workspace, Launcher& l
   params.grid = key_grid(problem, config.tile_kv);
   launch(BackwardKernel{config}, params, launcher);
 
+  if (traits.deterministic) {
+    const BackwardDqConfig dq = backward_dq_config(traits, launcher.limits());
+    params.grid = query_grid(problem, dq.tile_q());
+    launch(BackwardDqKernel{dq}, params, launcher);
+    return;
+  }
   const RowsConfig finish = finish_config(traits);
   params.grid = query_grid(problem, finish.tile_rows());
   launch(FinishKernel{finish}, params, launcher);
@@ -96,8 +107,14 @@ std::vector<AttentionKernel> backward_kernels(const AttentionProblem& problem,
     return {BackwardDqF32Kernel{backward_dq_f32_config(traits, limits)},
             BackwardDkvF32Kernel{backward_dkv_f32_config(traits, limits)}};
   }
-  return {PrepareKernel{prepare_config(traits)}, BackwardKernel{backward_config(traits, limits)},
-          FinishKernel{finish_config(traits)}};
+  std::vector<AttentionKernel> kernels{PrepareKernel{prepare_config(traits)},
+                                       BackwardKernel{backward_config(traits, limits)}};
+  if (traits.deterministic) {
+    kernels.emplace_back(BackwardDqKernel{backward_dq_config(traits, limits)});
+  } else {
+    kernels.emplace_back(FinishKernel{finish_config(traits)});
+  }
+  return kernels;
 }
 
 std::string describe_forward(const AttentionProblem& problem, const DeviceLimits& limits) {
@@ -106,18 +123,22 @@ std::string describe_forward(const AttentionProblem& problem, const DeviceLimits
     return describe_f32(ForwardF32Kernel{config}, config);
   }
   const ForwardConfig config = forward_config(traits_of(problem), limits);
-  return fmt::format("cuda {}, {} warps, {} CTAs an SM", spec_of(ForwardKernel{config}).name,
-                     config.warps, config.ctas_per_sm);
+  return "cuda " + describe(ForwardKernel{config}, config.warps, config.ctas_per_sm);
 }
 
 std::string describe_backward(const AttentionProblem& problem, const DeviceLimits& limits) {
+  const KernelTraits traits = traits_of(problem);
   if (is_f32(problem)) {
-    const F32Config config = backward_dkv_f32_config(traits_of(problem), limits);
+    const F32Config config = backward_dkv_f32_config(traits, limits);
     return describe_f32(BackwardDkvF32Kernel{config}, config);
   }
-  const BackwardConfig config = backward_config(traits_of(problem), limits);
-  return fmt::format("cuda {}, {} warps, {} CTAs an SM", spec_of(BackwardKernel{config}).name,
-                     config.warps, config.ctas_per_sm);
+  const BackwardConfig config = backward_config(traits, limits);
+  std::string text = "cuda " + describe(BackwardKernel{config}, config.warps, config.ctas_per_sm);
+  if (traits.deterministic) {
+    const BackwardDqConfig dq = backward_dq_config(traits, limits);
+    text += "; " + describe(BackwardDqKernel{dq}, dq.warps, dq.ctas_per_sm);
+  }
+  return text;
 }
 
 }  // namespace stepwell::cuda

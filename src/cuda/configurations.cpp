@@ -126,6 +126,23 @@ bool has_registers(const BackwardConfig& c, Needs needs, const DeviceLimits& lim
          gradients + dq <= (early && c.tile_kv == 128 ? 168 : 192);
 }
 
+// ---------------------------------------------------------------------------------------------- dQ
+
+// By query rows; compiled, not timed. The best first, for the reasons of the forward pass.
+constexpr ForwardTiles kDqTiles[] = {
+    {4, 32, 64, 2}, {4, 32, 32, 2}, {8, 16, 64, 1}, {8, 16, 32, 1}, {6, 16, 32, 1},
+    {4, 16, 32, 1}, {4, 16, 16, 1}, {3, 16, 16, 1},  // 48 rows: head dim 256 in 99 KB
+};
+
+// dQ takes head_dim registers of a thread with 32 rows a warp, S or dP 32 and P 16. Past 128 + 48
+// the compiler spills, with dropout's counters past 64 + 48.
+bool has_dq_registers(const ForwardTiles& tiles, const KernelTraits& traits,
+                      const DeviceLimits& limits) {
+  if (tiles.rows_per_warp == 16) return true;
+  const bool early = limits.major >= 10 && tiles.tile_kv == 64;  // spills a little earlier
+  return native_head_dim(traits.head_dim) <= (traits.dropout ? 64 : early ? 96 : 128);
+}
+
 // ---------------------------------------------------------------------------------------- float32
 
 struct F32Tiles {
@@ -209,7 +226,8 @@ BackwardConfig backward_config(const KernelTraits& traits, const DeviceLimits& l
                                 .ctas_per_sm = tiles.ctas_per_sm,
                                 .stmatrix = limits.major >= 9,
                                 .softcap = traits.softcap,
-                                .dropout = traits.dropout};
+                                .dropout = traits.dropout,
+                                .dq = !traits.deterministic};
     if (divides(config) && stays_in_pieces(config) && has_registers(config, tiles.needs, limits) &&
         fits(backward_plan(config).bytes, tiles.ctas_per_sm, limits)) {
       return config;
@@ -217,6 +235,27 @@ BackwardConfig backward_config(const KernelTraits& traits, const DeviceLimits& l
   }
   throw Error(ErrorKind::kNotImplemented,
               fmt::format("head dims {} and {}: no backward kernel fits {} bytes of shared memory",
+                          traits.head_dim, traits.head_dim_v, limits.shared_bytes_per_cta));
+}
+
+BackwardDqConfig backward_dq_config(const KernelTraits& traits, const DeviceLimits& limits) {
+  for (const ForwardTiles& tiles : kDqTiles) {
+    const BackwardDqConfig config{.head_dim = native_head_dim(traits.head_dim),
+                                  .head_dim_v = native_head_dim(traits.head_dim_v),
+                                  .element = traits.element,
+                                  .warps = tiles.warps,
+                                  .rows_per_warp = tiles.rows_per_warp,
+                                  .tile_kv = tiles.tile_kv,
+                                  .ctas_per_sm = tiles.ctas_per_sm,
+                                  .softcap = traits.softcap,
+                                  .dropout = traits.dropout};
+    if (has_dq_registers(tiles, traits, limits) &&
+        fits(backward_dq_plan(config).bytes, tiles.ctas_per_sm, limits)) {
+      return config;
+    }
+  }
+  throw Error(ErrorKind::kNotImplemented,
+              fmt::format("head dims {} and {}: no dQ kernel fits {} bytes of shared memory",
                           traits.head_dim, traits.head_dim_v, limits.shared_bytes_per_cta));
 }
 
@@ -258,9 +297,12 @@ std::vector<AttentionKernel> all_kernels(const DeviceLimits& limits) {
       for (const int head_dim_v : kNativeHeadDims) {
         for (const bool softcap : {false, true}) {
           for (const bool dropout : {false, true}) {
-            const KernelTraits traits{head_dim, head_dim_v, element, softcap, dropout};
+            KernelTraits traits{head_dim, head_dim_v, element, softcap, dropout};
             kernels.emplace_back(ForwardKernel{forward_config(traits, limits)});
             kernels.emplace_back(BackwardKernel{backward_config(traits, limits)});
+            traits.deterministic = true;
+            kernels.emplace_back(BackwardKernel{backward_config(traits, limits)});
+            kernels.emplace_back(BackwardDqKernel{backward_dq_config(traits, limits)});
           }
         }
       }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cuda/attention/backward_config.hpp"
+#include "cuda/attention/backward_dq_config.hpp"
 #include "cuda/attention/f32_config.hpp"
 #include "cuda/attention/forward_config.hpp"
 #include "cuda/kernels.hpp"
@@ -18,6 +19,7 @@ struct KernelTraits {
   Element element = Element::kBFloat16;
   bool softcap = false;
   bool dropout = false;
+  bool deterministic = false;  // of the backward pass alone: dQ by query rows
 };
 
 inline constexpr int kNativeHeadDims[] = {64, 96, 128, 192, 256};
@@ -37,6 +39,7 @@ constexpr int native_head_dim_f32(int dim) { return dim <= 64 ? 64 : dim <= 128 
 
 ForwardConfig forward_config(const KernelTraits& traits, const DeviceLimits& limits);
 BackwardConfig backward_config(const KernelTraits& traits, const DeviceLimits& limits);
+BackwardDqConfig backward_dq_config(const KernelTraits& traits, const DeviceLimits& limits);
 RowsConfig prepare_config(const KernelTraits& traits);
 RowsConfig finish_config(const KernelTraits& traits);
 

@@ -56,17 +56,17 @@ Description describe(const ForwardKernel& kernel) {
 
 Description describe(const BackwardKernel& kernel) {
   const auto& [head_dim, head_dim_v, element, warps, tile_q, tile_kv, warps_q, warps_key, warps_dq,
-               stages, ctas_per_sm, stmatrix, softcap, dropout] = kernel.config;
-  return {.name = fmt::format("attention_backward_sm80 dim={} dim_v={} {} {}x{}{}", head_dim,
+               stages, ctas_per_sm, stmatrix, softcap, dropout, dq] = kernel.config;
+  return {.name = fmt::format("attention_backward_sm80 dim={} dim_v={} {} {}x{}{}{}", head_dim,
                               head_dim_v, element_text(element), tile_q, tile_kv,
-                              option_text(softcap, dropout)),
+                              option_text(softcap, dropout), dq ? "" : " no-dq"),
           .header = "cuda/attention/backward_sm80.cuh",
           .function = "attention_backward_sm80",
           .config_type = "BackwardConfig",
           .config_values =
-              fmt::format("{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}", head_dim,
+              fmt::format("{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}", head_dim,
                           head_dim_v, element_code(element), warps, tile_q, tile_kv, warps_q,
-                          warps_key, warps_dq, stages, ctas_per_sm, stmatrix, softcap, dropout),
+                          warps_key, warps_dq, stages, ctas_per_sm, stmatrix, softcap, dropout, dq),
           .params_type = "BackwardParams",
           .ctas_per_sm = ctas_per_sm,
           .factors = {{"kernel", "backward"},
@@ -74,7 +74,31 @@ Description describe(const BackwardKernel& kernel) {
                       {"head_dim_v", std::to_string(head_dim_v)},
                       {"element", element_text(element)},
                       {"softcap", on_off(softcap)},
-                      {"dropout", on_off(dropout)}}};
+                      {"dropout", on_off(dropout)},
+                      {"deterministic", on_off(!dq)}}};
+}
+
+Description describe(const BackwardDqKernel& kernel) {
+  const auto& [head_dim, head_dim_v, element, warps, rows_per_warp, tile_kv, ctas_per_sm, softcap,
+               dropout] = kernel.config;
+  return {.name = fmt::format("attention_backward_dq_sm80 dim={} dim_v={} {} {}x{}{}", head_dim,
+                              head_dim_v, element_text(element), warps * rows_per_warp, tile_kv,
+                              option_text(softcap, dropout)),
+          .header = "cuda/attention/backward_dq_sm80.cuh",
+          .function = "attention_backward_dq_sm80",
+          .config_type = "BackwardDqConfig",
+          .config_values = fmt::format("{}, {}, {}, {}, {}, {}, {}, {}, {}", head_dim, head_dim_v,
+                                       element_code(element), warps, rows_per_warp, tile_kv,
+                                       ctas_per_sm, softcap, dropout),
+          .params_type = "BackwardParams",
+          .ctas_per_sm = ctas_per_sm,
+          .factors = {{"kernel", "backward_dq"},
+                      {"head_dim", std::to_string(head_dim)},
+                      {"head_dim_v", std::to_string(head_dim_v)},
+                      {"element", element_text(element)},
+                      {"softcap", on_off(softcap)},
+                      {"dropout", on_off(dropout)},
+                      {"deterministic", on_off(true)}}};
 }
 
 Description describe_rows(const RowsConfig& config, const char* pass) {
@@ -147,10 +171,17 @@ KernelKey key(int family, const ForwardKernel& kernel) {
 
 KernelKey key(int family, const BackwardKernel& kernel) {
   const auto& [head_dim, head_dim_v, element, warps, tile_q, tile_kv, warps_q, warps_key, warps_dq,
-               stages, ctas_per_sm, stmatrix, softcap, dropout] = kernel.config;
+               stages, ctas_per_sm, stmatrix, softcap, dropout, dq] = kernel.config;
   return make_key(family,
                   {head_dim, head_dim_v, static_cast<int>(element), warps, tile_q, tile_kv, warps_q,
-                   warps_key, warps_dq, stages, ctas_per_sm, stmatrix, softcap, dropout});
+                   warps_key, warps_dq, stages, ctas_per_sm, stmatrix, softcap, dropout, dq});
+}
+
+KernelKey key(int family, const BackwardDqKernel& kernel) {
+  const auto& [head_dim, head_dim_v, element, warps, rows_per_warp, tile_kv, ctas_per_sm, softcap,
+               dropout] = kernel.config;
+  return make_key(family, {head_dim, head_dim_v, static_cast<int>(element), warps, rows_per_warp,
+                           tile_kv, ctas_per_sm, softcap, dropout});
 }
 
 KernelKey key(int family, const RowsConfig& config) {
@@ -170,6 +201,7 @@ KernelKey key(int family, const Kernel& kernel) {
 
 int shared_bytes(const ForwardKernel& kernel) { return forward_plan(kernel.config).bytes; }
 int shared_bytes(const BackwardKernel& kernel) { return backward_plan(kernel.config).bytes; }
+int shared_bytes(const BackwardDqKernel& kernel) { return backward_dq_plan(kernel.config).bytes; }
 int shared_bytes(const PrepareKernel&) { return 0; }
 int shared_bytes(const FinishKernel&) { return 0; }
 int shared_bytes(const ForwardF32Kernel& kernel) { return forward_f32_plan(kernel.config).bytes; }

@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "cuda/attention/backward_config.hpp"
+#include "cuda/attention/backward_dq_config.hpp"
 #include "cuda/attention/f32_config.hpp"
 #include "cuda/attention/forward_config.hpp"
 #include "runtime/spec.hpp"
@@ -20,7 +21,7 @@ struct ForwardKernel {
   ForwardConfig config;
 };
 
-/// attention_backward_sm80 (backward_sm80.cuh); takes BackwardParams, as do the next two.
+/// attention_backward_sm80 (backward_sm80.cuh); takes BackwardParams, as do the next three.
 struct BackwardKernel {
   BackwardConfig config;
 };
@@ -33,6 +34,11 @@ struct PrepareKernel {
 /// attention_backward_finish (backward_rows.cuh).
 struct FinishKernel {
   RowsConfig config;
+};
+
+/// attention_backward_dq_sm80 (backward_dq_sm80.cuh).
+struct BackwardDqKernel {
+  BackwardDqConfig config;
 };
 
 /// attention_forward_f32 (forward_f32.cuh); takes ForwardParamsF32.
@@ -50,8 +56,9 @@ struct BackwardDkvF32Kernel {
   F32Config config;
 };
 
-using AttentionKernel = std::variant<ForwardKernel, BackwardKernel, PrepareKernel, FinishKernel,
-                                     ForwardF32Kernel, BackwardDqF32Kernel, BackwardDkvF32Kernel>;
+using AttentionKernel =
+    std::variant<ForwardKernel, BackwardKernel, PrepareKernel, FinishKernel, BackwardDqKernel,
+                 ForwardF32Kernel, BackwardDqF32Kernel, BackwardDkvF32Kernel>;
 
 /// Whether it is one of the float32 kernels.
 bool is_f32(const AttentionKernel& kernel);

@@ -116,7 +116,7 @@ DropoutParams dropout_params(const AttentionProblem& problem) {
 }
 
 struct Scales {
-  float scale_log2;
+  float scale_log2;  // of the scale's sign
   float softcap_scale;
 };
 
@@ -124,11 +124,12 @@ Scales scales_of(const AttentionProblem& problem) {
   const double factor = problem.softcap > 0.0 ? problem.softcap : problem.softmax_scale;
   const double cap_scale = problem.softcap > 0.0 ? problem.softmax_scale / problem.softcap : 0.0;
   const double scale_log2 = factor * std::numbers::log2e;
-  STEPWELL_CHECK(scale_log2 <= FLT_MAX && cap_scale <= FLT_MAX && cap_scale >= -FLT_MAX, kValue,
+  STEPWELL_CHECK(std::abs(scale_log2) <= FLT_MAX && std::abs(cap_scale) <= FLT_MAX, kValue,
                  "softmax_scale is {} and softcap is {}; they must fit float32",
                  problem.softmax_scale, problem.softcap);
   // Masked scores are -inf, and must stay so.
-  return {std::max(static_cast<float>(scale_log2), FLT_MIN), static_cast<float>(cap_scale)};
+  const float magnitude = std::max(static_cast<float>(std::abs(scale_log2)), FLT_MIN);
+  return {scale_log2 < 0.0 ? -magnitude : magnitude, static_cast<float>(cap_scale)};
 }
 
 /// Of the float32 kernels, which take any sign of the softmax scale: `scale_log2` has it, `sign` of
@@ -235,6 +236,8 @@ ForwardParams forward_params(const AttentionProblem& problem, const ForwardConfi
   set_common(problem, p);
   set_scales(problem, p);
   p.grid = query_grid(problem, config.tile_q());
+  p.negate_q = p.scale_log2 < 0.0f ? 1 : 0;
+  p.scale_log2 = std::abs(p.scale_log2);
   return p;
 }
 
@@ -255,7 +258,7 @@ BackwardParams backward_params(const AttentionProblem& problem, const BackwardCo
   set_common(problem, p);
   set_scales(problem, p);
   p.softmax_scale = static_cast<float>(problem.softmax_scale);
-  p.dq_width = config.head_dim;
+  p.dq_width = config.dq ? config.head_dim : 0;
   for (const Half half : {Half::kNoisy, Half::kClean}) {
     const int h = static_cast<int>(half);
     set_gradients(problem.half(half), h, p);
@@ -266,7 +269,7 @@ BackwardParams backward_params(const AttentionProblem& problem, const BackwardCo
     }
     const QueryExtents extents = query_extents(problem, half);
     p.row_values[h] = take(workspace, extents, kRowValues);
-    p.dq_sum[h] = take(workspace, extents, p.dq_width);
+    if (config.dq) p.dq_sum[h] = take(workspace, extents, p.dq_width);
   }
   return p;
 }

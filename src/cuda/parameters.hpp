@@ -21,11 +21,11 @@ TileGrid key_grid(const AttentionProblem& problem, int tile_kv);
 
 ForwardParams forward_params(const AttentionProblem& problem, const ForwardConfig& config);
 
-/// Of all three backward kernels, but for `grid`. `workspace` has workspace_bytes().
+/// Of all backward kernels, but for `grid`. `workspace` has workspace_bytes().
 BackwardParams backward_params(const AttentionProblem& problem, const BackwardConfig& config,
                                std::byte* workspace);
 
-/// Of the backward pass, where dQ is summed in rows of `dq_width`.
+/// Of the backward pass, where dQ is summed in rows of `dq_width`; 0: it is not.
 std::size_t workspace_bytes(const AttentionProblem& problem, int dq_width);
 
 /// The same of the float32 kernels.

@@ -95,6 +95,11 @@ TEST(Configurations, FragmentsAreWhole) {
         EXPECT_EQ(c.tile_kv % 32, 0);  // masked tiles go by 32 keys
         EXPECT_TRUE(c.rows_per_warp == 16 || c.rows_per_warp == 32);
         EXPECT_GE(c.warps, 2);  // warp 1 keeps the result pointers
+      } else if (const auto* dq = std::get_if<BackwardDqKernel>(&kernel)) {
+        const BackwardDqConfig& c = dq->config;
+        EXPECT_EQ(c.step_keys() % 16, 0);
+        EXPECT_EQ(c.tile_kv % c.step_keys(), 0);
+        EXPECT_TRUE(c.rows_per_warp == 16 || c.rows_per_warp == 32);
       } else if (const auto* backward = std::get_if<BackwardKernel>(&kernel)) {
         const BackwardConfig& c = backward->config;
         const auto whole = [](int extent, int parts) {
@@ -133,6 +138,16 @@ TEST(Configurations, FollowTheTraits) {
   EXPECT_EQ(backward.element, Element::kFloat16);
   EXPECT_TRUE(backward.softcap);
   EXPECT_FALSE(backward.dropout);
+  EXPECT_TRUE(backward.dq);
+  KernelTraits deterministic = traits;
+  deterministic.deterministic = true;
+  EXPECT_FALSE(backward_config(deterministic, limits).dq);
+  const BackwardDqConfig dq = backward_dq_config(deterministic, limits);
+  EXPECT_EQ(dq.head_dim, 96);
+  EXPECT_EQ(dq.head_dim_v, 192);
+  EXPECT_EQ(dq.element, Element::kFloat16);
+  EXPECT_TRUE(dq.softcap);
+  EXPECT_FALSE(dq.dropout);
   EXPECT_EQ(prepare_config(traits).dim, 192);
   EXPECT_EQ(finish_config(traits).dim, 96);
 }
@@ -188,6 +203,25 @@ TEST(Kernels, EveryFieldCounts) {
   for (const ForwardConfig& config : changed) {
     EXPECT_TRUE(keys.insert(key_of(ForwardKernel{config})).second);
   }
+  const BackwardDqConfig dq = backward_dq_config({128, 128}, limits_of(9, 0));
+  std::vector<BackwardDqConfig> changed_dq(9, dq);
+  changed_dq[0].head_dim = 64;
+  changed_dq[1].head_dim_v = 64;
+  changed_dq[2].element = Element::kFloat16;
+  changed_dq[3].warps *= 2;
+  changed_dq[4].rows_per_warp = 48;
+  changed_dq[5].tile_kv *= 2;
+  changed_dq[6].ctas_per_sm = 3;
+  changed_dq[7].softcap = true;
+  changed_dq[8].dropout = true;
+  EXPECT_TRUE(keys.insert(key_of(BackwardDqKernel{dq})).second);
+  for (const BackwardDqConfig& config : changed_dq) {
+    EXPECT_TRUE(keys.insert(key_of(BackwardDqKernel{config})).second);
+  }
+  BackwardConfig backward = backward_config({128, 128}, limits_of(9, 0));
+  EXPECT_TRUE(keys.insert(key_of(BackwardKernel{backward})).second);
+  backward.dq = false;
+  EXPECT_TRUE(keys.insert(key_of(BackwardKernel{backward})).second);
   EXPECT_FALSE(key_of(PrepareKernel{{64, Element::kBFloat16}}) ==
                key_of(FinishKernel{{64, Element::kBFloat16}}));
 }

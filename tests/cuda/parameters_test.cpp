@@ -32,6 +32,7 @@ BackwardConfig backward_of(int head_dim) {
   config.warps = 4;
   config.tile_q = 64;
   config.tile_kv = 64;
+  config.dq = true;
   return config;
 }
 
@@ -172,7 +173,11 @@ TEST(Forward, Numbers) {
   EXPECT_EQ(p.dropout.threshold, 0u);
   problem.softmax_scale = 0.0;  // masked scores stay -inf
   EXPECT_EQ(forward_params(problem, kForward).scale_log2, FLT_MIN);
+  EXPECT_EQ(forward_params(problem, kForward).negate_q, 0);
   problem.softmax_scale = -0.5;
+  p = forward_params(problem, kForward);
+  EXPECT_FLOAT_EQ(p.scale_log2, 0.5f * std::log2(std::exp(1.0f)));
+  EXPECT_EQ(p.negate_q, 1);
   problem.softcap = 20.0;
   problem.dropout_p = 0.25;
   problem.dropout_seed = 5;
@@ -180,6 +185,7 @@ TEST(Forward, Numbers) {
   p = forward_params(problem, kForward);
   EXPECT_FLOAT_EQ(p.scale_log2, 20.0f * std::log2(std::exp(1.0f)));
   EXPECT_FLOAT_EQ(p.softcap_scale, -0.025f);
+  EXPECT_EQ(p.negate_q, 0);
   EXPECT_EQ(p.dropout.threshold, dropout_threshold(0.25));
   EXPECT_FLOAT_EQ(p.dropout.keep_scale, 1.0f / 0.75f);
   EXPECT_EQ(p.dropout.seed, 5u);
@@ -189,8 +195,10 @@ TEST(Forward, Numbers) {
   problem.dropout_state = state;
   EXPECT_EQ(static_cast<const void*>(forward_params(problem, kForward).dropout.state), state);
   problem.softcap = 0.0;
-  problem.softmax_scale = 1e39;
-  EXPECT_THROW(forward_params(problem, kForward), Error);
+  for (const double scale : {1e39, -1e39}) {
+    problem.softmax_scale = scale;
+    EXPECT_THROW(forward_params(problem, kForward), Error);
+  }
 }
 
 // The kernels of float32 take any sign of the scale: the forward pass by the sign of scores, the
@@ -301,6 +309,24 @@ TEST(Backward, Workspace) {
   EXPECT_LE(end, workspace_bytes(split, 128));
   EXPECT_LT(workspace_bytes(split, 128), end + 64);
 
+  // Where dQ is not summed.
+  BackwardConfig without = backward_of(128);
+  without.dq = false;
+  p = backward_params(split, without, workspace);
+  EXPECT_EQ(p.dq_width, 0);
+  for (const int half : {0, 1}) EXPECT_EQ(p.dq_sum[half].data, nullptr);
+  const auto values = [&](int half, std::int64_t rows) {
+    const auto* begin = reinterpret_cast<const std::byte*>(p.row_values[half].data);
+    return Span{static_cast<std::size_t>(begin - workspace),
+                static_cast<std::size_t>(begin - workspace) +
+                    static_cast<std::size_t>(3 * 8 * rows * 2) * sizeof(float)};
+  };
+  const Span noisy_values = values(0, padded(geometry::Half::kNoisy, 100));
+  const Span clean_values = values(1, padded(geometry::Half::kClean, 30));
+  EXPECT_EQ(noisy_values.begin, 0u);
+  EXPECT_EQ(clean_values.begin, noisy_values.end);
+  EXPECT_EQ(clean_values.end, workspace_bytes(split, 0));
+
   // Packed tensors have one batch entry.
   const AttentionProblem packed = interleaved_problem(3, 100);
   EXPECT_EQ(workspace_bytes(packed, 64),
@@ -328,6 +354,9 @@ TEST(Backward, Tensors) {
   EXPECT_EQ(p.dlse[1].head_stride, 5);
   EXPECT_EQ(p.group(), 4);
   EXPECT_FLOAT_EQ(p.softmax_scale, 0.125f);
+  EXPECT_FLOAT_EQ(p.scale_log2, 0.125f * std::log2(std::exp(1.0f)));
+  problem.softmax_scale = -0.125;  // P comes from the log-sum-exp, whatever the sign
+  EXPECT_FLOAT_EQ(backward_params(problem, backward_of(128), workspace).scale_log2, -p.scale_log2);
 }
 
 }  // namespace

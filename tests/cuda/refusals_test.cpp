@@ -108,20 +108,6 @@ TEST(CudaRefusals, NoneOfFloat32) {
   check_backward(no_driver);
 }
 
-TEST(CudaRefusals, Deterministic) {
-  check_backward({[](Call& call) { call.args.deterministic = true; },
-                  ErrorKind::kNotImplemented,
-                  {"deterministic is True on CUDA", "accepted: False"}});
-}
-
-TEST(CudaRefusals, NegativeScale) {
-  const Refusal refusal{[](Call& call) { call.args.softmax_scale = -0.5; },
-                        ErrorKind::kNotImplemented,
-                        {"softmax_scale is -0.5 on CUDA"}};
-  check_forward(refusal);
-  check_backward(refusal);
-}
-
 TEST(CudaRefusals, Strides) {
   check_forward({[](Call& call) { widen_rows(call.args.k, 36); },
                  ErrorKind::kValue,

@@ -3,8 +3,8 @@
 //
 //   generate_kernels FOLDER PARTS [FAMILY]
 //
-// With a FAMILY (forward, backward or f32): of a few kernels of that family only, for planted bugs,
-// with an entry point for --kernels of the operator table.
+// With a FAMILY (forward, backward, deterministic or f32): of a few kernels of that family only,
+// for planted bugs, with an entry point for --kernels of the operator table.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -35,6 +35,7 @@ std::string part_text(const std::vector<cuda::AttentionKernel>& kernels, std::si
   std::string code =
       "#include \"cuda/attention/backward_dkv_f32.cuh\"\n"
       "#include \"cuda/attention/backward_dq_f32.cuh\"\n"
+      "#include \"cuda/attention/backward_dq_sm80.cuh\"\n"
       "#include \"cuda/attention/backward_rows.cuh\"\n"
       "#include \"cuda/attention/backward_sm80.cuh\"\n"
       "#include \"cuda/attention/forward_f32.cuh\"\n"

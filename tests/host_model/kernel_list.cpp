@@ -30,7 +30,15 @@ std::vector<Modelled> modelled() {
     list.push_back({{64, 64, element, true, false}, false});
     list.push_back({{64, 64, element, false, true}, false});
     list.push_back({{64, 64, element, true, true}, false});
+    list.push_back({{64, 64, element, false, false, true}, true});
   }
+  for (const auto& [head_dim, head_dim_v] : kDims) {
+    if (head_dim != head_dim_v || head_dim == 64) continue;
+    list.push_back({{head_dim, head_dim_v, Element::kBFloat16, false, false, true}, true});
+  }
+  list.push_back({{64, 64, Element::kBFloat16, true, false, true}, false});
+  list.push_back({{64, 64, Element::kBFloat16, false, true, true}, false});
+  list.push_back({{64, 64, Element::kBFloat16, true, true, true}, false});
   for (const int head_dim : cuda::kNativeHeadDimsF32) {
     for (const int head_dim_v : cuda::kNativeHeadDimsF32) {
       list.push_back({{head_dim, head_dim_v, Element::kFloat32, false, false}, true});
@@ -50,7 +58,8 @@ bool same(const KernelTraits& a, const KernelTraits& b) {
                                           : cuda::native_head_dim(dim);
   };
   return native(a.head_dim) == native(b.head_dim) && native(a.head_dim_v) == native(b.head_dim_v) &&
-         a.element == b.element && a.softcap == b.softcap && a.dropout == b.dropout;
+         a.element == b.element && a.softcap == b.softcap && a.dropout == b.dropout &&
+         a.deterministic == b.deterministic;
 }
 
 bool is_small(const cuda::DeviceLimits& limits) {
@@ -90,7 +99,11 @@ std::vector<cuda::AttentionKernel> modelled_kernels() {
       add(cuda::ForwardKernel{cuda::forward_config(m.traits, limits)});
       add(cuda::BackwardKernel{cuda::backward_config(m.traits, limits)});
       add(cuda::PrepareKernel{cuda::prepare_config(m.traits)});
-      add(cuda::FinishKernel{cuda::finish_config(m.traits)});
+      if (m.traits.deterministic) {
+        add(cuda::BackwardDqKernel{cuda::backward_dq_config(m.traits, limits)});
+      } else {
+        add(cuda::FinishKernel{cuda::finish_config(m.traits)});
+      }
     }
   }
   return kernels;
@@ -121,6 +134,15 @@ std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
         continue;
       }
       if (is_small(limits) && traits.softcap) continue;
+      if (family == "deterministic") {
+        KernelTraits deterministic = traits;
+        deterministic.deterministic = true;
+        if (!is_modelled(deterministic, limits)) continue;
+        kernels.emplace_back(cuda::BackwardKernel{cuda::backward_config(deterministic, limits)});
+        kernels.emplace_back(
+            cuda::BackwardDqKernel{cuda::backward_dq_config(deterministic, limits)});
+        continue;
+      }
       kernels.emplace_back(cuda::BackwardKernel{cuda::backward_config(traits, limits)});
       if (traits.softcap || is_small(limits)) continue;  // the others have no such options
       kernels.emplace_back(cuda::PrepareKernel{cuda::prepare_config(traits)});

@@ -74,6 +74,16 @@ std::vector<Region> regions_of(const cuda::BackwardDkvF32Kernel& kernel) {
       plan.bytes);
 }
 
+std::vector<Region> regions_of(const cuda::BackwardDqKernel& kernel) {
+  const cuda::BackwardDqPlan plan = cuda::backward_dq_plan(kernel.config);
+  return regions_between(
+      {region("q", plan.q), region("dout", plan.dout), region("k", plan.k, 2),
+       region("v", plan.v, 2), region("row_values", plan.row_values),
+       region("row_bounds", plan.row_bounds, 2), region("phases", plan.phases, 2),
+       region("warp_bounds", plan.warp_bounds, 2), region("result", plan.result)},
+      plan.bytes);
+}
+
 template <typename RowsKernel>
 std::vector<Region> regions_of(const RowsKernel&) {
   return {};

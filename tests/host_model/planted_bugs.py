@@ -25,6 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 FORWARD = "cuda/attention/forward_sm80.cuh"
 BACKWARD = "cuda/attention/backward_sm80.cuh"
+DQ = "cuda/attention/backward_dq_sm80.cuh"
+KEY_WALK = "cuda/attention/key_walk.cuh"
+QUERY_ROWS = "cuda/attention/query_rows.cuh"
 SCORES = "cuda/attention/backward_scores.cuh"
 WALK = "cuda/attention/backward_walk.cuh"
 ROWS = "cuda/attention/backward_rows.cuh"
@@ -72,6 +75,7 @@ CASES = [
     "dim128_128",
     "dropout_softcap_gqa",
     "dropout_softcap_gqa_sequence",
+    "scale_negative",
 ]
 
 
@@ -98,12 +102,21 @@ def backward(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
     return Bug(name, "backward", path, old, new, **rest)
 
 
+def deterministic(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
+    return Bug(name, "deterministic", path, old, new, **rest)
+
+
 def f32(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
     return Bug(name, "f32", path, old, new, **rest)
 
 
-# Each has kernels and a dtype of its own.
-FAMILIES = {"forward": "bf16", "backward": "bf16", "f32": "f32"}
+# Each has kernels of its own; how the names of its cases end.
+FAMILIES = {
+    "forward": "bf16",
+    "backward": "bf16",
+    "deterministic": "deterministic_bf16",
+    "f32": "f32",
+}
 CONTROLS = [Bug("none", family, quick=True) for family in FAMILIES]
 
 SMALL = "cuda-model:8.6"
@@ -129,7 +142,7 @@ BUGS = [
     forward(
         "barrier after the rows' intervals removed",
         FORWARD,
-        "ptx::bar_sync(0, C.threads()); // ---- the walk",
+        "ptx::bar_sync(0, C.threads());  // the rows' intervals",
         "//",
     ),
     forward(
@@ -138,40 +151,47 @@ BUGS = [
         "ptx::bar_sync(0, C.threads());  // Q is here",
         "//",
     ),
-    forward("syncwarp before the output is read removed", FORWARD, "ptx::syncwarp();", ""),
+    forward("syncwarp before the output is read removed", COPY, "ptx::syncwarp();", ""),
+    forward(
+        "wait for Q before it is negated removed",
+        FORWARD,
+        "ptx::cp_async_wait_group<0>(); negate",
+        "negate",
+    ),
+    forward("Q not negated", FORWARD, "if (p.negate_q != 0)", "if (p.negate_q > 1)"),
     forward(
         "next tile requested into the stage in use",
         FORWARD,
-        "stage ^= 1; if (more) request_kv(stage);",
-        "if (more) request_kv(stage); stage ^= 1;",
+        "stage ^= 1; if (more) walk.request(stage);",
+        "if (more) walk.request(stage); stage ^= 1;",
         quick=True,
     ),
     forward(
-        "first tile requested from the other half",
-        FORWARD,
-        "ptx::shfl_idx_pointer(k_rows, phase)",
-        "ptx::shfl_idx_pointer(k_rows, 1 - phase)",
+        "tile requested from the other half",
+        KEY_WALK,
+        "const u32 at = shared + kPlan.phases + phase * 32;",
+        "const u32 at = shared + kPlan.phases + (1 - phase) * 32;",
     ),
     forward(
         "O not rescaled",
         FORWARD,
-        "state.o[m][i][j] *= rescale[j / 2];",
+        "state.o[m][i][j] *= factors[j / 2];",
         ";",
         quick=True,
     ),
-    forward("row sum not rescaled", SOFTMAX, "state.row_sum[r] *= rescale[r];", ""),
+    forward("row sum not rescaled", SOFTMAX, "state.row_sum[r] *= rescale[r];", "", times=2),
     forward(
         "shuffle step dropped in the row sum",
         SOFTMAX,
-        "sum += ptx::shfl_xor_f32(sum, 2);",
-        "",
+        "return sum + ptx::shfl_xor_f32(sum, 2);",
+        "return sum;",
         quick=True,
     ),
     forward(
         "shuffle in a divergent branch",
         SOFTMAX,
         "sum += ptx::shfl_xor_f32(sum, 1);",
-        "if (lse[r] != sum && sum > 1.0f) sum += ptx::shfl_xor_f32(sum, 1);",
+        "if (sum > 1.0f) sum += ptx::shfl_xor_f32(sum, 1);",
     ),
     forward("lse in units of log 2", SOFTMAX, "* 0.6931471805599453f", ""),
     forward(
@@ -189,21 +209,21 @@ BUGS = [
     ),
     forward(
         "partial tile taken for full",
-        FORWARD,
-        "static_cast<i32>(bounds.w) >= first_key + C.tile_kv",
-        "static_cast<i32>(bounds.w) >= first_key + C.tile_kv - 1",
+        KEY_WALK,
+        "static_cast<i32>(bounds.w) >= first_key() + C.tile_kv",
+        "static_cast<i32>(bounds.w) >= first_key() + C.tile_kv - 1",
     ),
     forward(
         "last piece of a masked tile left out",
-        FORWARD,
-        "- first_key + 15, C.tile_kv) / 16",
-        "- first_key, C.tile_kv) / 16",
+        KEY_WALK,
+        "- first_key() + 15, C.tile_kv) / 16",
+        "- first_key(), C.tile_kv) / 16",
     ),
     forward(
         "first piece of a masked tile left out",
         FORWARD,
-        "first_piece & ~1",
-        "(first_piece + 1) & ~1",
+        "keys.first_piece & ~1",
+        "(keys.first_piece + 1) & ~1",
     ),
     forward(
         "noisy rows see their own clean block",
@@ -231,12 +251,14 @@ BUGS = [
         "k += (piece * 16 + lane / 16 * 8 + lane % 8) * kKRowBytes + lane / 8 % 2 * 16;",
         "k += (piece * 16 + lane / 8 % 2 * 8 + lane % 8) * kKRowBytes + lane / 16 * 16;",
     ),
-    forward("a row past the end read", COPY, "r < rows;", "r <= rows;"),
+    forward(
+        "a row past the end read", COPY, "r + row < len - first &&", "r + row <= len - first &&"
+    ),
     forward(
         "a row past the end written",
-        FORWARD,
-        "warp_row + row < row_count && chunk",
-        "warp_row + row <= row_count && chunk",
+        COPY,
+        "r + row < count && column",
+        "r + row <= count && column",
     ),
     forward(
         "dropout: wrong words traded",
@@ -249,7 +271,7 @@ BUGS = [
     forward(
         "dropout: clean keys take the noisy keys' numbers",
         FORWARD,
-        "dropout.clean_keys = phase;",
+        "dropout.clean_keys = walk.phase;",
         "dropout.clean_keys = 0;",
     ),
     forward(
@@ -298,8 +320,8 @@ BUGS = [
     backward(
         "barrier after dK and dV are stored removed",
         BACKWARD,
-        "ptx::bar_sync(0, C.threads()); const KeyTile",
-        "const KeyTile",
+        "ptx::bar_sync(0, C.threads()); KeyTileWalk",
+        "KeyTileWalk",
     ),
     backward(
         "next tile requested before barrier C",
@@ -590,6 +612,104 @@ BUGS = [
         "walk.segment(), 0); dropout.clean_keys = kh;",
         "walk.segment(), 0); dropout.clean_keys = 1 - kh;",
     ),
+    deterministic(
+        "wait for K and V removed",
+        DQ,
+        "ptx::cp_async_wait_group<0>(); " + TILE_HERE,
+        TILE_HERE,
+        quick=True,
+    ),
+    deterministic("barrier of the loop removed", DQ, TILE_HERE, "//"),
+    deterministic(
+        "barrier after the rows' intervals removed",
+        DQ,
+        "ptx::bar_sync(0, C.threads());  // the rows' intervals",
+        "//",
+    ),
+    deterministic("last barrier removed", DQ, "ptx::bar_sync(0, C.threads());  // Q is here", "//"),
+    deterministic(
+        "next tile requested into the stage in use",
+        DQ,
+        "stage ^= 1; if (more) walk.request(stage);",
+        "if (more) walk.request(stage); stage ^= 1;",
+    ),
+    deterministic(
+        "first piece of a masked tile left out",
+        DQ,
+        "keys.first_piece * 16 / kStep",
+        "(keys.first_piece + 1) * 16 / kStep",
+    ),
+    deterministic(
+        "last piece of a masked tile left out",
+        DQ,
+        "key < keys.last_piece * 16",
+        "key < keys.last_piece * 16 - 16",
+        quick=True,
+    ),
+    deterministic(
+        "mask off by one",
+        SCORES,
+        "seen.contains(key + i * 8 + j)",
+        "seen.contains(key + i * 8 + j - 1)",
+    ),
+    deterministic(
+        "16 rows masked as those before them",
+        DQ,
+        "bounds + (m * 16 + lane / 4) * 8",
+        "bounds + lane / 4 * 8",
+    ),
+    deterministic(
+        "log-sum-exp and delta of the segment's first rows",
+        DQ,
+        "(padded + rows.valid.begin) * 2",
+        "padded * 2",
+    ),
+    deterministic(
+        "second row's log-sum-exp and delta not copied", DQ, "left > 1   ? 16", "left > 1 ? 8"
+    ),
+    deterministic("delta of the row before", DQ, "values + m * 128 + 68", "values + m * 128 + 4"),
+    deterministic("dQ not scaled", DQ, "return x * p.softmax_scale;", "return x;"),
+    deterministic(
+        "K without .trans",
+        MULTIPLY,
+        "multiply_step<kElement, true>(c, ra, b + step * 16 * b_bytes, 32);",
+        "multiply_step<kElement, false>(c, ra, b + step * 16 * b_bytes, 32);",
+        times=2,
+    ),
+    deterministic(
+        "dropout: clean keys take the noisy keys' numbers",
+        DQ,
+        "dropout.clean_keys = walk.phase;",
+        "dropout.clean_keys = 0;",
+    ),
+    deterministic(
+        "dropout: second 16 rows take the first ones' numbers",
+        DQ,
+        "dropped_bits<kTiles>(dropout, m * 16,",
+        "dropped_bits<kTiles>(dropout, 0,",
+    ),
+    deterministic(
+        "padding keeps what it held",
+        QUERY_ROWS,
+        "!rows.padding.empty()",
+        "rows.padding.size() > 99",
+    ),
+    deterministic(
+        "tail of a packed tensor begins a row late",
+        QUERY_ROWS,
+        "tail.first + row,",
+        "tail.first + row + 1,",
+    ),
+    deterministic(
+        "head of another group", QUERY_ROWS, "item.head_kv * p.grid.query_heads", "item.head_kv"
+    ),
+    deterministic(
+        "barrier B of dK and dV alone removed",
+        BACKWARD,
+        "ptx::bar_sync(0, C.threads());  // B",
+        "//",
+        times=2,
+    ),
 ]
 
 SYNCHRONISING = (
@@ -600,7 +720,8 @@ SYNCHRONISING = (
 def deletions() -> list[Bug]:
     """One bug for each synchronising statement of the kernels: it is removed."""
     bugs = []
-    sources = [("forward", FORWARD), ("backward", BACKWARD)]
+    sources = [("forward", FORWARD), ("forward", KEY_WALK), ("backward", BACKWARD)]
+    sources += [("deterministic", DQ)]
     sources += [("f32", path) for path in (FORWARD_F32, DQ_F32, DKV_F32)]
     for family, path in sources:
         text = (ROOT / "src" / path).read_text()

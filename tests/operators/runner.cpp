@@ -36,15 +36,10 @@ class CudaRunner : public Runner {
   bool takes(const Case&) const override { return true; }
   std::vector<DType> probed_dtypes() const override { return {DType::kBFloat16, DType::kFloat32}; }
 
-  std::string forward_refusal(const Case& c) const override {
-    if (c.memory == Memory::kUnaligned && has_row(c)) return "multiple";
-    if (is_f32(c)) return "";
-    const bool negative = c.softmax_scale.has_value() && *c.softmax_scale < 0.0;
-    return negative && c.softcap == 0.0 ? "softmax_scale" : "";
+  std::string refusal(const Case& c) const override {
+    return c.memory == Memory::kUnaligned && has_row(c) ? "multiple" : "";
   }
-  std::string backward_refusal(const Case& c) const override {
-    return c.deterministic && !is_f32(c) ? "deterministic" : "";
-  }
+  bool has_deterministic_kernels() const override { return true; }
   Case nearest(Case c) const override {
     if (c.memory == Memory::kUnaligned) c.memory = Memory::kPaddedHeads;
     return c;
@@ -120,7 +115,7 @@ class GpuRunner final : public CudaRunner {
   GpuRunner() : CudaRunner(std::make_unique<GpuMemory>()) {}
 
   // CTAs of the 16-bit kernels add to dq in the order in which they come.
-  bool same_dq_bits(const Case& c) const override { return is_f32(c); }
+  bool same_dq_bits(const Case& c) const override { return c.deterministic || is_f32(c); }
 
  private:
   void run(const Case&, const AttentionArgs& args, const AttentionOutputs& outputs) override {
@@ -166,12 +161,14 @@ class ModelRunner final : public CudaRunner {
         launcher_(limits, options.kernels) {}
 
   bool takes(const Case& c) const override {
-    return CudaRunner::takes(c) && is_modelled({c.head_dim, c.head_dim_v, element_of(c),
-                                                c.softcap > 0.0, c.dropout_p > 0.0},
-                                               launcher_.limits());
+    return CudaRunner::takes(c) &&
+           is_modelled({c.head_dim, c.head_dim_v, element_of(c), c.softcap > 0.0, c.dropout_p > 0.0,
+                        c.deterministic},
+                       launcher_.limits());
   }
   Case nearest(Case c) const override {
     c = CudaRunner::nearest(std::move(c));
+    if (!takes(c)) c.deterministic = false;
     if (!takes(c)) c.head_dim = std::min(c.head_dim, 64);
     if (!takes(c)) c.head_dim_v = std::min(c.head_dim_v, 64);
     if (!takes(c)) {
@@ -247,7 +244,6 @@ class ModelRunner final : public CudaRunner {
       check_outputs(args, shape, results);
     }
     check_cuda(args, results);
-    check_cuda_numbers(args, kBackward);
     check_data(args, results);
     check_tensor_data(args);
     check_array_data(args);

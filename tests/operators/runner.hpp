@@ -17,9 +17,9 @@ class Runner {
   /// Whether it has the case's dtype and kernels.
   virtual bool takes(const Case& c) const = 0;
   /// Part of the error, where the backend refuses the case by name; "": it does not.
-  virtual std::string forward_refusal(const Case&) const { return ""; }
-  /// The same of an option that only the backward pass refuses: `deterministic`.
-  virtual std::string backward_refusal(const Case&) const { return ""; }
+  virtual std::string refusal(const Case&) const { return ""; }
+  /// Whether `deterministic` takes other kernels.
+  virtual bool has_deterministic_kernels() const { return false; }
   /// The case, or one like it that the runner takes.
   virtual Case nearest(Case c) const { return c; }
   /// float32 ulps of the largest sum of absolute terms that a result may be off by, beside twice

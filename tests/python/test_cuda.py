@@ -98,7 +98,16 @@ def test_long_cases(long, dtype):
 
 @pytest.mark.parametrize("name", ["batch", "interleaved_views", "split_shard", "window_2_1"])
 @pytest.mark.parametrize(
-    "options", [{"softcap": 1.5}, {"scale": 0.7}, {"scale": -0.3, "softcap": 2.0}]
+    "options",
+    [
+        {"softcap": 1.5},
+        {"scale": 0.7},
+        {"scale": 0.0},
+        {"scale": -0.3},
+        {"scale": -0.3, "deterministic": True},
+        {"scale": -0.3, "softcap": 2.0},
+    ],
+    ids=str,
 )
 def test_scale_and_softcap(name, options):
     case = on_cuda(name)
@@ -266,6 +275,57 @@ def test_memory_from_before_changes_nothing(gpu_case):
     finally:
         torch.use_deterministic_algorithms(False)
     assert_same(expected, results, RESULTS)
+
+
+# ---------------------------------------------------------------------------- deterministic
+
+
+@every_case
+def test_every_case_deterministic(gpu_case):
+    assert_within_twice_plain_torch(gpu_case, gpu_case.tensors(BF16), deterministic=True)
+
+
+@pytest.mark.parametrize("long", LONG, ids=lambda case: case.name)
+def test_long_cases_deterministic(long):
+    tensors = long.tensors(BF16, dim=64, dim_v=64)
+    assert_within_twice_plain_torch(CudaCase(long), tensors, deterministic=True)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+@pytest.mark.parametrize(
+    ("dim", "dim_v"), [(72, 96), (128, 128), (192, 128), (64, 256), (256, 256)]
+)
+def test_head_dims_deterministic(dim, dim_v, softcap):
+    case = CudaCase(Case("head_dims", "batched", [150], D(20, clean="causal"), prefix_lens=[3]))
+    tensors = case.tensors(BF16, dim=dim, dim_v=dim_v, heads_q=4, heads_kv=2)
+    assert_within_twice_plain_torch(case, tensors, softcap=softcap, deterministic=True)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.2])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("group", [4, 7])
+def test_deterministic_gradients_have_the_same_bits(group, dim, dropout_p):
+    """100 times, while another stream takes now more, now less of the GPU."""
+    q, dout = torch.randn(2, 2, 1400, 2 * group, dim, dtype=BF16, device="cuda").unbind()
+    k, v = torch.randn(2, 2, 1400, 2, dim, dtype=BF16, device="cuda").unbind()
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    load = torch.randn(2048, 2048, dtype=BF16, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+
+    def run():
+        out = stepwell.diffusion_attn_func(
+            q, k, v, 24, dropout_p=dropout_p, dropout_seed=5, deterministic=True
+        )
+        return torch.autograd.grad(out, (q, k, v), dout)
+
+    expected = run()
+    for repeat in range(100):
+        with torch.cuda.stream(stream):
+            for _ in range(repeat % 5):
+                load @ load
+        for name, a, b in zip(("dq", "dk", "dv"), expected, run(), strict=True):
+            assert torch.equal(a, b), (name, repeat)
 
 
 # ------------------------------------------------------------------------------------ dropout
@@ -572,11 +632,6 @@ def test_float32_scores_past_its_precision(factor):
 
 def test_refusals():
     q = torch.randn(1, 64, 2, 64, dtype=BF16, device="cuda", requires_grad=True)
-    out = stepwell.diffusion_attn_func(q, q, q, 4, deterministic=True)
-    with pytest.raises(NotImplementedError, match="deterministic is True on CUDA"):
-        out.sum().backward()
-    with pytest.raises(NotImplementedError, match="softmax_scale is -1 on CUDA"):
-        stepwell.diffusion_attn_func(q, q, q, 4, softmax_scale=-1.0)
     with pytest.raises(TypeError, match="k is on cpu; q is on cuda:0"):
         stepwell.diffusion_attn_func(q, q.cpu(), q, 4)
     with pytest.raises(TypeError, match="seqused is on cpu; q is on cuda:0"):

@@ -85,7 +85,7 @@ __device__ __forceinline__ void attention_backward_dq_f32(const BackwardParamsF3
       shared + kPlan.dout, p.dout[h].at(batch, first, tile.head), p.dout[h].row_stride, 0,
       tile.rows.size(), p.head_dim_v);
   ptx::cp_async_commit_group();
-  KeyWalk<C> walk{shared + kPlan.row_bounds, shared + kPlan.phases, 0, 0, 0};
+  KeyWalkF32<C> walk{shared + kPlan.row_bounds, shared + kPlan.phases, 0, 0, 0};
   walk.prepare(p, tile);
   DropoutTile dropout{};
   if constexpr (C.dropout) {

@@ -10,6 +10,9 @@
 //   S = Q K^T   P = exp2(S - lse)   dP = dO V^T   dS = P (dP - delta)
 //   dV += P^T dO   dK += dS^T Q   dQ += dS K (added to float32 sums in global memory)
 //
+// The sums of dQ come in any order. Without `dq` they are left to a kernel of query rows
+// (backward_dq_sm80.cuh), in place of `finish`.
+//
 // Two ways to divide the products among the warps:
 //   by tile  each product in its own way; P and dS go through shared memory
 //   by key   each warp has keys of its own and computes S^T for them: P and dS go on from its
@@ -38,10 +41,6 @@
 #include "geometry/tiles.hpp"
 
 namespace stepwell::cuda {
-
-__device__ __forceinline__ u16* head_rows(const HalfRows& rows, i64 batch, i64 row, i32 head) {
-  return rows.data + batch * rows.batch_stride + row * rows.row_stride + head * rows.head_stride;
-}
 
 template <BackwardConfig C>
 __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p) {
@@ -361,8 +360,10 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
           score_gradients<C>(
               score, dp[m], factor[m], [&](int i, int j) { return delta[i][j % 2]; }, hidden(m), 0u,
               ds[m]);
-          store_scores<C.stmatrix, kScoreBytes>(
-              again().scores_at() + m * 16 * kScoreBytes + row * 2, ds[m]);
+          if constexpr (C.dq) {
+            store_scores<C.stmatrix, kScoreBytes>(
+                again().scores_at() + m * 16 * kScoreBytes + row * 2, ds[m]);
+          }
         }
         multiply_pairs<C.element, kKeyAtoms, kDimPieces, kTiles / 2>(
             dk, ds, here().dk_b() + q_at + row * kDimBytes, kDimBytes);
@@ -390,8 +391,10 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       }
       ptx::bar_sync(0, C.threads());  // B
       request_next();
-      see_pieces();
-      add_dq();
+      if constexpr (C.dq) {
+        see_pieces();
+        add_dq();
+      }
     } else {
       // P and dS of this warp's part, straight from products to shared memory.
       const auto scores = [&](auto masked) {
@@ -494,11 +497,11 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         add_dkv();
         ptx::bar_sync(0, C.threads());  // C
         request_next();
-        add_dq();
-      } else if constexpr (C.ctas_per_sm > 1) {
+        if constexpr (C.dq) add_dq();
+      } else if constexpr (C.ctas_per_sm > 1 || !C.dq) {
         request_next();
         add_dkv();
-        add_dq();
+        if constexpr (C.dq) add_dq();
       } else {
         // Half of the warps go the other way round: while one half of a scheduler's warps works out
         // addresses and adds to dQ, the other multiplies.

@@ -63,7 +63,7 @@ __device__ __forceinline__ void attention_forward_f32(const ForwardParamsF32& p)
   request_tile_f32<C.tile_rows(), C.head_dim, C.threads()>(
       shared + kPlan.q, p.q[h].at(batch, first, tile.head), p.q[h].row_stride, 0, tile.rows.size(),
       p.head_dim);
-  KeyWalk<C> walk{shared + kPlan.row_bounds, shared + kPlan.phases, 0, 0, 0};
+  KeyWalkF32<C> walk{shared + kPlan.row_bounds, shared + kPlan.phases, 0, 0, 0};
   walk.prepare(p, tile);
   DropoutTile dropout{};
   if constexpr (C.dropout) {

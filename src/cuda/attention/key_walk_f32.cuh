@@ -67,7 +67,7 @@ static_assert(sizeof(KeyPhase) == kKeyPhaseBytes);
 
 /// Walks the key tiles that have a visible pair with the query tile: own view, then clean keys.
 template <F32Config C>
-struct KeyWalk {
+struct KeyWalkF32 {
   u32 row_bounds;  // shared addresses
   u32 phases;
   i32 phase;

@@ -97,6 +97,9 @@ struct ForwardParamsOf {
   i32 head_dim_v = 0;
   float scale_log2 = 0.0f;     // softmax scale * log2(e); with a cap: softcap * log2(e)
   float softcap_scale = 0.0f;  // with a cap: softmax scale / softcap
+  // 1: softmax scale is negative without a cap; the kernel takes -Q, and scale_log2 is positive, so
+  // that the largest score is the largest product.
+  i32 negate_q = 0;
   DropoutParams dropout;
 };
 
@@ -110,7 +113,8 @@ struct BackwardParamsOf {
   FloatRows lse[2], dlse[2];
   // Workspace. Per query row: log-sum-exp in units of log 2, and sum of dout * out less dlse.
   QuerySums row_values[2];  // [batch, head, padded row, 2]
-  QuerySums dq_sum[2];      // [batch, head, padded row, dq_width] in the order of sum_index
+  // [batch, head, padded row, dq_width] in the order of sum_index; null where dQ is not summed.
+  QuerySums dq_sum[2];
   i32 dq_width = 0;
   i32 heads_q = 0;
   i32 heads_kv = 0;
