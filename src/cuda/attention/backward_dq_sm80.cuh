@@ -7,7 +7,7 @@
 //   S = Q K^T   P = exp2(S - lse)   dP = dO V^T   dS = P (dP - delta)   dQ += dS K
 //
 // A warp owns 16 or 32 rows. dS goes from its accumulators into the last product as it is, 32 keys
-// at a time, so that S and dP leave registers to dQ.
+// at a time (16 in tiles of 16), so that S and dP leave registers to dQ.
 //
 // Shared memory: Q (later dQ), dO, two K and V tiles, log-sum-exp and delta, the rows' intervals.
 //
