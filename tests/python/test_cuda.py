@@ -160,12 +160,16 @@ def test_errors_have_no_bias(dtype):
         results = (out, *torch.autograd.grad(out, tensors, dout))
         for name, result, correct in zip(means, results, expected, strict=True):
             error = (result.double() - correct).detach()
-            means[name].append(torch.stack([error.mean(), (error * correct.sign()).mean()]))
+            mean = torch.stack([error.mean(), (error * correct.sign()).mean()])
+            means[name].append(torch.cat([mean, correct.detach().abs().mean()[None]]))
     for name, values in means.items():
         values = torch.stack(values)
-        standard_error = values.std(0) / draws**0.5
-        # Past four standard errors without a bias: once in 6000, and the draws are fixed.
-        assert (values.mean(0).abs() < 4 * standard_error).all(), (name, values.mean(0))
+        bias = values[:, :2].mean(0).abs()
+        standard_error = values[:, :2].std(0) / draws**0.5
+        # Past four standard errors without a bias: once in 6000, and the draws are fixed. In
+        # float32 the exponential's polynomial shows: half an ulp at most.
+        allowed = 2**-24 * values[:, 2].mean() if dtype == torch.float32 else 0.0
+        assert (bias < 4 * standard_error + allowed).all(), (name, bias, standard_error)
 
 
 # ------------------------------------------------------------------------------------- probes
