@@ -224,7 +224,8 @@ TileGrid query_grid(const AttentionProblem& problem, int tile_rows) {
 
 TileGrid key_grid(const AttentionProblem& problem, int tile_kv) {
   const geometry::Layout& layout = problem.layout;
-  const i64 query_bytes = sample_rows(problem, /*keys=*/false) * problem.group() *
+  // The CTAs of a pair walk over the same query head at much the same time.
+  const i64 query_bytes = sample_rows(problem, /*keys=*/false) *
                           (problem.head_dim + problem.head_dim_v) * size_of(problem.dtype);
   return make_grid(problem, key_bytes(problem) + query_bytes,
                    longest_segment(problem, layout.clean_kv_rows), tile_kv,
