@@ -20,6 +20,7 @@
 #include "cuda/attention/f32_config.hpp"
 #include "cuda/attention/key_walk_f32.cuh"
 #include "cuda/attention/params.hpp"
+#include "cuda/attention/query_rows.cuh"
 #include "cuda/ptx/sm80.cuh"
 #include "cuda/tile/copy.cuh"
 #include "cuda/tile/dropout_f32.cuh"
@@ -63,33 +64,29 @@ __device__ __forceinline__ void attention_backward_dq_f32(const BackwardParamsF3
   const int column = lane % 8 * 4;            // the lane's, of head dims
 
   // ---- which tile
-  QueryTileF32 tile;
-  const bool mine = locate_query_tile<C>(p, tile, [&](int h, i32 head, i64 first, i64 count) {
-    write_zero_rows<C.threads()>(p.dq[h], 0, head, first, count, p.head_dim);
-  });
-  if (!mine) return;
-  const int h = static_cast<int>(tile.half);
-  const i64 batch = tile.sample.batch_index;
-  if (!tile.padding.empty()) {
-    write_zero_rows<C.threads()>(p.dq[h], batch, tile.head, tile.first_row + tile.padding.begin,
-                                 tile.padding.size(), p.head_dim);
-  }
-  if (tile.rows.empty()) return;
-  const i64 first = tile.first_row + tile.rows.begin;
-  const int rows_left = tile.rows.size() - first_row;
+  QueryRows rows;
+  const bool any_row = find_query_rows<C.tile_rows()>(
+      p, rows, [&](int h, i64 batch, i32 head, i64 first, i64 count) {
+        write_zero_rows<C.threads()>(p.dq[h], batch, head, first, count, p.head_dim);
+      });
+  if (!any_row) return;
+  const int h = static_cast<int>(rows.half);
+  const i64 batch = rows.sample.batch_index;
+  const i64 first = rows.first + rows.valid.begin;
+  const int rows_left = rows.valid.size() - first_row;
 
   request_tile_f32<C.tile_rows(), C.head_dim, C.threads()>(
-      shared + kPlan.q, p.q[h].at(batch, first, tile.head), p.q[h].row_stride, 0, tile.rows.size(),
+      shared + kPlan.q, p.q[h].at(batch, first, rows.head), p.q[h].row_stride, 0, rows.valid.size(),
       p.head_dim);
   request_tile_f32<C.tile_rows(), C.head_dim_v, C.threads()>(
-      shared + kPlan.dout, p.dout[h].at(batch, first, tile.head), p.dout[h].row_stride, 0,
-      tile.rows.size(), p.head_dim_v);
+      shared + kPlan.dout, p.dout[h].at(batch, first, rows.head), p.dout[h].row_stride, 0,
+      rows.valid.size(), p.head_dim_v);
   ptx::cp_async_commit_group();
   KeyWalkF32<C> walk{shared + kPlan.row_bounds, shared + kPlan.phases, 0, 0, 0};
-  walk.prepare(p, tile);
+  walk.prepare(p, rows);
   DropoutTile dropout{};
   if constexpr (C.dropout) {
-    dropout = dropout_tile(p.dropout, tile.sample_index * p.heads_q + tile.head, tile.segment, 0);
+    dropout = dropout_tile(p.dropout, rows.sample_index * p.heads_q + rows.head, rows.segment, 0);
   }
   ptx::cp_async_wait_group<0>();
   ptx::bar_sync(0, C.threads());
@@ -104,7 +101,7 @@ __device__ __forceinline__ void attention_backward_dq_f32(const BackwardParamsF3
     float delta = 0.0f;
     float size = 0.0f;
     if (inside) {
-      const float* out = p.out[h].at(batch, row, tile.head);
+      const float* out = p.out[h].at(batch, row, rows.head);
       const u32 dout = shared + kPlan.dout + (first_row + i * 4) * kDimVBytes;
 #pragma unroll
       for (int g = 0; g < C.head_dim_v / 32; ++g) {
@@ -123,12 +120,12 @@ __device__ __forceinline__ void attention_backward_dq_f32(const BackwardParamsF3
     // In units of log 2 as a float, and the factor exp2(-rest) that makes up for its rounding.
     // Beyond 2^23 a float has no fraction left and the factor could be anything: such a row is as
     // it is.
-    const double lse = inside ? *p.lse[h].at(batch, tile.head, row) * 1.44269504088896340736 : 0.0;
+    const double lse = inside ? *p.lse[h].at(batch, rows.head, row) * 1.44269504088896340736 : 0.0;
     values[i].lse = static_cast<float>(lse);
     const float rest = static_cast<float>(values[i].lse - lse);
     values[i].factor = abs_f32(rest) <= 1.0f ? exp2_f32(rest) : 1.0f;
     values[i].dlse =
-        inside && p.dlse[h].data != nullptr ? *p.dlse[h].at(batch, tile.head, row) : 0.0f;
+        inside && p.dlse[h].data != nullptr ? *p.dlse[h].at(batch, rows.head, row) : 0.0f;
   }
 
   // ---- the walk, with visit(s, dp, seen, dropped bits, first key) for each tile of which the warp
@@ -177,7 +174,7 @@ __device__ __forceinline__ void attention_backward_dq_f32(const BackwardParamsF3
         if constexpr (C.dropout) {
           dropout.clean_keys = phase;
           const u32 dropped = dropped_bits_f32<kRows, kColumns, false>(
-              dropout, tile.rows.begin + warp_row, first_key);
+              dropout, rows.valid.begin + warp_row, first_key);
 #pragma unroll
           for (int i = 0; i < kRows; ++i) {
 #pragma unroll
@@ -236,9 +233,9 @@ __device__ __forceinline__ void attention_backward_dq_f32(const BackwardParamsF3
     row.size = sum_of_row(row.size);
     mend_row_values(values[i], row);
     if (lane % 8 == 0 && i * 4 < rows_left) {
-      const i64 row_at = padded_row(p.layout, tile.sample_index, tile.segment, tile.first_row) +
-                         tile.rows.begin + first_row + i * 4;
-      st_global_f32x4(p.row_values[h].at(batch, tile.head) + row_at * 4, values[i].lse,
+      const i64 row_at = padded_row(p.layout, rows.sample_index, rows.segment, rows.first) +
+                         rows.valid.begin + first_row + i * 4;
+      st_global_f32x4(p.row_values[h].at(batch, rows.head) + row_at * 4, values[i].lse,
                       values[i].factor, values[i].delta, values[i].dlse);
     }
   }
@@ -271,7 +268,7 @@ __device__ __forceinline__ void attention_backward_dq_f32(const BackwardParamsF3
   });
 #pragma unroll
   for (int i = 0; i < kRows; ++i) factor[i] = p.softmax_scale;
-  write_rows_f32(p.dq[h].at(batch, first + first_row, tile.head) + column, p.dq[h].row_stride,
+  write_rows_f32(p.dq[h].at(batch, first + first_row, rows.head) + column, p.dq[h].row_stride,
                  rows_left, column, p.head_dim, dq, factor);
 }
 

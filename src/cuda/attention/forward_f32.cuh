@@ -19,6 +19,7 @@
 #include "cuda/attention/f32_config.hpp"
 #include "cuda/attention/key_walk_f32.cuh"
 #include "cuda/attention/params.hpp"
+#include "cuda/attention/query_rows.cuh"
 #include "cuda/ptx/sm80.cuh"
 #include "cuda/tile/copy.cuh"
 #include "cuda/tile/dropout_f32.cuh"
@@ -41,33 +42,26 @@ __device__ __forceinline__ void attention_forward_f32(const ForwardParamsF32& p)
   const int first_row = warp_row + lane / 8;  // the lane's, in the tile
 
   // ---- which tile
-  QueryTileF32 tile;
-  const bool mine = locate_query_tile<C>(p, tile, [&](int h, i32 head, i64 first, i64 count) {
-    write_zero_rows<C.threads()>(p.out[h], 0, head, first, count, p.head_dim_v);
-    write_values<C.threads()>(p.lse[h], 0, head, first, count, minus_infinity());
-  });
-  if (!mine) return;
-  const int h = static_cast<int>(tile.half);
-  const i64 batch = tile.sample.batch_index;
-  if (!tile.padding.empty()) {
-    const i64 row = tile.first_row + tile.padding.begin;
-    write_zero_rows<C.threads()>(p.out[h], batch, tile.head, row, tile.padding.size(),
-                                 p.head_dim_v);
-    write_values<C.threads()>(p.lse[h], batch, tile.head, row, tile.padding.size(),
-                              minus_infinity());
-  }
-  if (tile.rows.empty()) return;
-  const i64 first = tile.first_row + tile.rows.begin;
-  const int rows_left = tile.rows.size() - first_row;
+  QueryRows rows;
+  const bool any_row = find_query_rows<C.tile_rows()>(
+      p, rows, [&](int h, i64 batch, i32 head, i64 first, i64 count) {
+        write_zero_rows<C.threads()>(p.out[h], batch, head, first, count, p.head_dim_v);
+        write_values<C.threads()>(p.lse[h], batch, head, first, count, minus_infinity());
+      });
+  if (!any_row) return;
+  const int h = static_cast<int>(rows.half);
+  const i64 batch = rows.sample.batch_index;
+  const i64 first = rows.first + rows.valid.begin;
+  const int rows_left = rows.valid.size() - first_row;
 
   request_tile_f32<C.tile_rows(), C.head_dim, C.threads()>(
-      shared + kPlan.q, p.q[h].at(batch, first, tile.head), p.q[h].row_stride, 0, tile.rows.size(),
+      shared + kPlan.q, p.q[h].at(batch, first, rows.head), p.q[h].row_stride, 0, rows.valid.size(),
       p.head_dim);
   KeyWalkF32<C> walk{shared + kPlan.row_bounds, shared + kPlan.phases, 0, 0, 0};
-  walk.prepare(p, tile);
+  walk.prepare(p, rows);
   DropoutTile dropout{};
   if constexpr (C.dropout) {
-    dropout = dropout_tile(p.dropout, tile.sample_index * p.heads_q + tile.head, tile.segment, 0);
+    dropout = dropout_tile(p.dropout, rows.sample_index * p.heads_q + rows.head, rows.segment, 0);
   }
   ptx::bar_sync(0, C.threads());
 
@@ -155,7 +149,7 @@ __device__ __forceinline__ void attention_forward_f32(const ForwardParamsF32& p)
       if constexpr (C.dropout) {  // of P alone: the sum is of all pairs
         dropout.clean_keys = phase;
         const u32 dropped = dropped_bits_f32<kRows, kColumns, false>(
-            dropout, tile.rows.begin + warp_row, first_key);
+            dropout, rows.valid.begin + warp_row, first_key);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
 #pragma unroll
@@ -187,13 +181,13 @@ __device__ __forceinline__ void attention_forward_f32(const ForwardParamsF32& p)
     factor[i] = sees_nothing ? 0.0f : (C.dropout ? p.dropout.keep_scale : 1.0f) / sum;
     if (p.lse[h].data != nullptr && lane % 8 == 0 && i * 4 < rows_left) {
       const double top = static_cast<double>(row_max[i]) * p.scale_log2;
-      *p.lse[h].at(batch, tile.head, first + first_row + i * 4) =
+      *p.lse[h].at(batch, rows.head, first + first_row + i * 4) =
           sees_nothing ? minus_infinity()
                        : static_cast<float>(top * 0.69314718055994530942 + log_f64(sum));
     }
   }
   const int column = lane % 8 * 4;
-  write_rows_f32(p.out[h].at(batch, first + first_row, tile.head) + column, p.out[h].row_stride,
+  write_rows_f32(p.out[h].at(batch, first + first_row, rows.head) + column, p.out[h].row_stride,
                  rows_left, column, p.head_dim_v, out, factor);
 }
 

@@ -1,59 +1,13 @@
-// What a CTA of the float32 kernels does that owns a tile of queries: which tile that is, and which
-// key tiles its rows see.
+// The walk of a CTA of the float32 kernels over the key tiles that its query rows see.
 #pragma once
 
 #include "cuda/attention/f32_config.hpp"
-#include "cuda/attention/grid.cuh"
 #include "cuda/attention/params.hpp"
+#include "cuda/attention/query_rows.cuh"
 #include "cuda/ptx/sm80.cuh"
 #include "geometry/tiles.hpp"
 
 namespace stepwell::cuda {
-
-/// A CTA's tile of queries.
-struct QueryTileF32 {
-  geometry::Sample sample;
-  geometry::Half half;
-  i32 sample_index;
-  i32 segment;
-  i32 head;
-  i32 head_kv;
-  i64 first_row;  // of the segment
-  geometry::Interval rows;
-  geometry::Interval padding;
-};
-
-/// False for CTAs that own a share of the tail of a packed tensor; then visit_tail(half, head,
-/// first, count) has been called for it.
-template <F32Config C, class Params, class VisitTail>
-__device__ __forceinline__ bool locate_query_tile(const Params& p, QueryTileF32& tile,
-                                                  VisitTail&& visit_tail) {
-  using geometry::Half;
-  const TileItem item = tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index<0>()));
-  tile.sample_index = item.sample;
-  tile.segment = item.segment;
-  tile.head = item.head_kv * p.grid.query_heads + item.query_head;
-  tile.head_kv = item.head_kv;
-  tile.half = item.segment < p.layout.mask.num_views ? Half::kNoisy : Half::kClean;
-  if (item.sample == p.layout.batch) {
-    const geometry::RowRun tail = geometry::packed_query_tail(p.layout, item.segment);
-    const i64 step = static_cast<i64>(p.grid.tiles) * C.tile_rows();
-    for (i64 row = static_cast<i64>(item.tile) * C.tile_rows(); row < tail.count; row += step) {
-      visit_tail(static_cast<int>(tile.half), tile.head, tail.first + row,
-                 geometry::min_of<i64>(C.tile_rows(), tail.count - row));
-    }
-    return false;
-  }
-  tile.sample = geometry::sample_at(p.layout, item.sample);
-  const bool noisy = tile.half == Half::kNoisy;
-  const geometry::SegmentRows segment = noisy ? tile.sample.noisy : tile.sample.clean_q;
-  tile.first_row = segment.first + (noisy ? item.segment * tile.sample.view_stride : 0);
-  const i32 len = geometry::query_len(tile.sample.mask, tile.half);
-  tile.rows = geometry::tile_interval(item.tile, C.tile_rows(), len);
-  tile.padding = {geometry::max_of(item.tile * C.tile_rows(), len),
-                  geometry::min_of((item.tile + 1) * C.tile_rows(), segment.count)};
-  return true;
-}
 
 /// The keys of the query tile's own view (phase 0) or the clean keys (phase 1).
 struct KeyPhase {
@@ -76,15 +30,15 @@ struct KeyWalkF32 {
 
   /// Writes what the walk needs to shared memory; a barrier must follow.
   template <class Params>
-  __device__ __forceinline__ void prepare(const Params& p, const QueryTileF32& query) const {
+  __device__ __forceinline__ void prepare(const Params& p, const QueryRows& query) const {
     using geometry::Half;
     const int thread = static_cast<int>(ptx::thread_index());
     const i32 position = geometry::query_position(query.sample.mask, query.half);
     for (int i = thread; i < 2 * C.tile_rows(); i += C.threads()) {
       const Half key_half = i < C.tile_rows() ? Half::kNoisy : Half::kClean;
-      const i32 row = query.rows.begin + i % C.tile_rows();
+      const i32 row = query.valid.begin + i % C.tile_rows();
       geometry::Interval seen{0, 0};
-      if (row < query.rows.end && (key_half == Half::kClean || query.half == Half::kNoisy)) {
+      if (row < query.valid.end && (key_half == Half::kClean || query.half == Half::kNoisy)) {
         seen = geometry::row_interval(
             geometry::rule_between(query.sample.mask, query.half, key_half), position + row);
       }
@@ -92,7 +46,7 @@ struct KeyWalkF32 {
     }
     if (thread < 2) {
       const Half key_half = thread == 0 ? Half::kNoisy : Half::kClean;
-      const i64 row = thread == 0 ? query.first_row : query.sample.clean_kv.first;
+      const i64 row = thread == 0 ? query.first : query.sample.clean_kv.first;
       const i64 batch = query.sample.batch_index;
       KeyPhase keys{p.k[thread].at(batch, row, query.head_kv),
                     p.v[thread].at(batch, row, query.head_kv),
@@ -102,7 +56,7 @@ struct KeyWalkF32 {
       if (key_half == Half::kClean || query.half == Half::kNoisy) {
         const geometry::IntervalRule rule =
             geometry::rule_between(query.sample.mask, query.half, key_half);
-        keys.tiles = geometry::covering_tiles(geometry::key_hull(rule, position, query.rows),
+        keys.tiles = geometry::covering_tiles(geometry::key_hull(rule, position, query.valid),
                                               C.tile_columns());
         keys.keys = rule.key_len;
       }
