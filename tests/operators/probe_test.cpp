@@ -1,5 +1,6 @@
 // Probes that random data does not replace: which keys a row sees, what may influence what, and
 // which gradients are exactly zero.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -343,6 +344,44 @@ TEST(PoisonProbe, HugeKeysStayUnseen) {
         });
     if (HasFatalFailure()) return;
   }
+}
+
+// ----------------------------------------------------------------------------------- large scores
+
+// Scores up to 2^20 and 2^28 in units of log 2, whose products with the scale a float cannot hold:
+// all weight is on a row's greatest, of which there are often several. Products are sums of equal
+// powers of two with either sign, and exact.
+TEST(ScoreProbe, PastAFloatsPrecision) {
+  std::size_t count = 0;
+  for (Case c : probe_cases(280, std::max<std::size_t>(8, 2 * test_runner().probe_step()),
+                            {DType::kFloat32, DType::kBFloat16, DType::kFloat16})) {
+    for (const int head_dim : {64, 128}) {
+      for (const double size : {512.0, 8192.0}) {
+        c.head_dim = c.head_dim_v = head_dim;
+        if (!test_runner().takes(c)) continue;
+        SCOPED_TRACE(fmt::format("{} {} {}", c.name, head_dim, size));
+        Inputs inputs = random_inputs(c, ++count);
+        for (Array* arrays : {inputs.q, inputs.k}) {
+          for (const int set : {kFirst, kClean}) {
+            for (double& x : arrays[set].values) {
+              if (!std::isnan(x)) x = std::copysign(size, x);
+            }
+          }
+        }
+        Call call(c, inputs);
+        if (!test_runner().refusal(c).empty()) continue;
+        test_runner().forward(c, call);
+        const Results expected = expected_results(c, inputs);
+        Results got = expected;
+        for (const int set : {kFirst, kClean}) {
+          got.out[set] = call.results().out[set];
+          got.lse[set] = call.results().lse[set];
+        }
+        ASSERT_EQ(first_error(c, got, expected, plain_results(c, inputs)), "");
+      }
+    }
+  }
+  EXPECT_GE(count, 20u);
 }
 
 // -------------------------------------------------------------------------------- gradient halves

@@ -85,7 +85,7 @@ __device__ __forceinline__ void probabilities(const ScoreParams& p, float (&s)[k
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if constexpr (C.softcap) slope[i][j] = 1.0f - s[i][j] * s[i][j];
-      s[i][j] = ptx::ex2_approx(s[i][j] * p.scale_log2 - lse(i, j));
+      s[i][j] = ptx::ex2_approx(ptx::fma_f32(s[i][j], p.scale_log2, -lse(i, j)));
       if constexpr (!kPackedLimit) s[i][j] = ptx::min_nan_f32(s[i][j], 1.0f);
     }
   }

@@ -281,7 +281,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     const auto add_dq = [&] {
       float dq[kDqAtoms][kDqPieces * 2][4] = {};
       const auto add_keys = [&](int key, auto keys_at_once) {
-        multiply_columns<C.element, kDqAtoms, kDqPieces, decltype(keys_at_once)::value / 16,
+        multiply_columns<C.element, kDqAtoms, kDqPieces, decltype(keys_at_once)::kValue / 16,
                          C.by_key()>(dq, again().dq_a() + key * (C.by_key() ? kScoreBytes : 2),
                                      kScoreBytes, again().dq_b() + key * kDimBytes, kDimBytes);
       };
@@ -313,7 +313,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     if constexpr (C.by_key()) {
       static_assert(C.stages == 1 && !C.dropout);
       const auto add_rows = [&](int row, auto masked) {
-        constexpr bool kMasked = decltype(masked)::value;
+        constexpr bool kMasked = decltype(masked)::kValue;
         constexpr int kTiles = 4;  // 32 rows
         const ScoreParams score{p.scale_log2, p.softcap_scale, p.dropout.keep_scale};
         const int first = stage * C.tile_q + row + here().lane() % 4 * 2;
@@ -398,7 +398,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     } else {
       // P and dS of this warp's part, straight from products to shared memory.
       const auto scores = [&](auto masked) {
-        constexpr bool kMasked = decltype(masked)::value;
+        constexpr bool kMasked = decltype(masked)::kValue;
         const ScoreParams score{p.scale_log2, p.softcap_scale, p.dropout.keep_scale};
         u32 dropped[kScoreAtoms] = {};
         if constexpr (C.dropout) {
@@ -474,7 +474,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       ptx::bar_sync(0, C.threads());  // B
       see_pieces();
       const auto add_dkv_rows = [&](int row, auto rows_at_once) {
-        constexpr int kSteps = decltype(rows_at_once)::value / 16;
+        constexpr int kSteps = decltype(rows_at_once)::kValue / 16;
         multiply_columns<C.element, kKeyAtoms, kDimVPieces, kSteps, true>(
             dv, here().dkv_a() + row * kScoreBytes, kScoreBytes,
             here().dv_b() + dout_at + row * kDimVBytes, kDimVBytes);

@@ -209,7 +209,7 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
 
       const auto masked_steps = [&](auto exact) {
         for (int piece = keys.first_piece & ~1; piece < keys.last_piece; piece += 2) {
-          forward_step<C, 2, true, decltype(exact)::value>(
+          forward_step<C, 2, true, decltype(exact)::kValue>(
               p, state, shared + kPlan.q, k_tile, v_tile, piece, row_bounds, first_key, dropout);
         }
       };

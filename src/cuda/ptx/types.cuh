@@ -28,9 +28,9 @@ struct alignas(16) U32x4 {
 };
 
 // A number as a type.
-template <auto kValue>
+template <auto kNumber>
 struct Constant {
-  static constexpr auto value = kValue;
+  static constexpr auto kValue = kNumber;
 };
 
 // 128 opaque bytes. On the device a CUtensorMap; in the host model its own encoding (see
