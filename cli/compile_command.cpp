@@ -74,7 +74,7 @@ const std::string* factor(const KernelSpec& spec, const std::string& name) {
 
 /// Of those that a training step without soft cap and dropout launches.
 bool is_for_training(const KernelSpec& spec) {
-  for (const char* name : {"softcap", "dropout"}) {
+  for (const char* name : {"softcap", "dropout", "deterministic"}) {
     const std::string* const value = factor(spec, name);
     if (value != nullptr && *value != "off") return false;
   }
@@ -301,14 +301,17 @@ void add_compile_command(CLI::App& app) {
                    "GPUs")
       ->delimiter(',');
   command
-      ->add_option("--preset", options->preset,
-                   "training: bf16, equal head dims, no soft cap or dropout; all: every kernel the "
-                   "library can ask for; pairwise: a part of them with every pair of choices")
+      ->add_option(
+          "--preset", options->preset,
+          "training: bf16, equal head dims, no soft cap, dropout or deterministic backward "
+          "pass; all: every kernel the library can ask for; pairwise: a part of them with "
+          "every pair of choices")
       ->check(CLI::IsMember({"training", "all", "pairwise"}))
       ->capture_default_str();
   command->add_option("--only", options->only,
                       "NAME=VALUE[,VALUE...]: leave out kernels whose choice NAME (kernel, "
-                      "head_dim, head_dim_v, element, softcap, dropout) is another; repeatable");
+                      "head_dim, head_dim_v, element, softcap, dropout, deterministic) is another; "
+                      "repeatable");
   command->add_option("--output", options->output,
                       "Folder for the kernels; default: the cache that the library uses");
   command->add_option("--jobs", options->jobs, "Kernels compiled at a time; default: one a core");

@@ -96,7 +96,8 @@ struct AttentionArgs {
   std::uint64_t dropout_seed = 0;       ///< the same seed and offset give the same mask in backward
   std::uint64_t dropout_offset = 0;
   Tensor dropout_state;  ///< int64 `[2]` (seed, offset) on the device, instead of the two numbers
-  bool deterministic = false;  ///< bitwise equal results from run to run
+  /// Bitwise equal results from run to run; as it is when planned.
+  bool deterministic = false;
 
   int num_threads = 0;  ///< CPU backend; 0: OpenMP's default, as it is when planned
 

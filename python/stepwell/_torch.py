@@ -112,8 +112,9 @@ def _is_aligned(tensor: torch.Tensor) -> bool:
     if tensor.is_contiguous():
         return True  # head dims are multiples of 8
     strides = tensor.stride()
+    elements = 16 // tensor.element_size()  # a power of two
     return strides[-1] == 1 and all(
-        stride & 7 == 0 or extent == 1
+        stride & (elements - 1) == 0 or extent == 1
         for stride, extent in zip(strides[:-1], tensor.shape[:-1], strict=True)
     )
 

@@ -251,10 +251,10 @@ def diffusion_attn_func(
     A sample has n tokens per half. A noisy row sees the noisy tokens of its own block and the clean
     tokens before its block; a clean row sees the clean tokens up to the end of its block.
 
-    Arrays are float32, float16 or bfloat16 (NumPy: float32, float16; on CUDA: float16, bfloat16),
-    all the same, with any strides whose last dimension is contiguous; on CUDA, those whose rows do
-    not start at multiples of 16 bytes are copied first. Sums are float32. Integer arrays are int32
-    or int64, on the device of q, or lists.
+    Arrays are float32, float16 or bfloat16 (NumPy: float32, float16), all the same, with any
+    strides whose last dimension is contiguous; on CUDA, those whose rows do not start at multiples
+    of 16 bytes are copied first. Sums are float32. Integer arrays are int32 or int64, on the device
+    of q, or lists.
 
     Args:
         q: queries ``(batch, (num_views + 1) * n, heads_q, head_dim)``; head_dim a multiple of 8 in

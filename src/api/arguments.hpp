@@ -53,10 +53,9 @@ void check_array_data(const AttentionArgs& args);
 void check_data(const AttentionArgs& args, const AttentionOutputs& outputs);
 void check_data(const AttentionArgs& args, const AttentionGradients& gradients);
 
-/// What the CUDA backend takes: dtypes and strides, options, addresses.
+/// What the CUDA backend takes: dtypes and strides, addresses.
 void check_cuda(const AttentionArgs& args, const AttentionOutputs& outputs);
 void check_cuda(const AttentionArgs& args, const AttentionGradients& gradients);
-void check_cuda_numbers(const AttentionArgs& args, bool backward);
 void check_cuda_data(const AttentionArgs& args, const AttentionOutputs& outputs);
 void check_cuda_data(const AttentionArgs& args, const AttentionGradients& gradients);
 

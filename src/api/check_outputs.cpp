@@ -223,6 +223,9 @@ void check_as_planned(const AttentionArgs& args, const AttentionArgs& planned) {
   STEPWELL_CHECK(args.num_threads == planned.num_threads, kValue,
                  "num_threads is {} now and was {} when planned", args.num_threads,
                  planned.num_threads);
+  STEPWELL_CHECK(args.deterministic == planned.deterministic, kValue,
+                 "deterministic is {} now and was {} when planned", args.deterministic,
+                 planned.deterministic);
   check_fields_as_planned(args, planned, names, kTensorFields);
   check_fields_as_planned(args, planned, names, kArrayFields);
 }

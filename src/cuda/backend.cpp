@@ -9,14 +9,21 @@ namespace stepwell::cuda {
 namespace {
 
 KernelTraits traits_of(const AttentionProblem& problem) {
-  STEPWELL_CHECK(problem.dtype != DType::kFloat32, kNotImplemented,
-                 "float32 on CUDA; accepted: bfloat16, float16");
   return {.head_dim = problem.head_dim,
           .head_dim_v = problem.head_dim_v,
-          .element = problem.dtype == DType::kBFloat16 ? Element::kBFloat16 : Element::kFloat16,
+          .element = problem.dtype == DType::kBFloat16  ? Element::kBFloat16
+                     : problem.dtype == DType::kFloat16 ? Element::kFloat16
+                                                        : Element::kFloat32,
           .softcap = problem.softcap > 0.0,
-          .dropout = problem.dropout_p > 0.0};
+          .dropout = problem.dropout_p > 0.0,
+          .deterministic = problem.deterministic};
 }
+
+std::string describe(const AttentionKernel& kernel, int warps, int ctas_per_sm) {
+  return fmt::format("{}, {} warps, {} CTAs an SM", spec_of(kernel).name, warps, ctas_per_sm);
+}
+
+bool is_f32(const AttentionProblem& problem) { return problem.dtype == DType::kFloat32; }
 
 template <typename Params>
 void launch(const AttentionKernel& kernel, const Params& params, Launcher& launcher) {
@@ -24,16 +31,39 @@ void launch(const AttentionKernel& kernel, const Params& params, Launcher& launc
   if (ctas > 0) launcher.launch(kernel, ctas, &params, sizeof(params));
 }
 
+void backward_f32(const AttentionProblem& problem, std::byte* workspace, Launcher& launcher) {
+  const KernelTraits traits = traits_of(problem);
+  BackwardParamsF32 params = backward_params_f32(problem, workspace);
+
+  const F32Config dq = backward_dq_f32_config(traits, launcher.limits());
+  params.grid = query_grid(problem, dq.tile_rows());
+  launch(BackwardDqF32Kernel{dq}, params, launcher);
+
+  const F32Config dkv = backward_dkv_f32_config(traits, launcher.limits());
+  params.grid = key_grid(problem, dkv.tile_rows());
+  launch(BackwardDkvF32Kernel{dkv}, params, launcher);
+}
+
+std::string describe_f32(const AttentionKernel& kernel, const F32Config& config) {
+  return fmt::format("cuda {}, {} warps, {} CTAs an SM", spec_of(kernel).name, F32Config::kWarps,
+                     config.ctas_per_sm);
+}
+
 }  // namespace
 
 std::size_t forward_workspace_bytes(const AttentionProblem&) { return 0; }
 
 std::size_t backward_workspace_bytes(const AttentionProblem& problem) {
-  return workspace_bytes(problem, native_head_dim(problem.head_dim));
+  if (is_f32(problem)) return workspace_bytes_f32(problem);
+  return workspace_bytes(problem, problem.deterministic ? 0 : native_head_dim(problem.head_dim));
 }
 
 void forward(const AttentionProblem& problem, Launcher& launcher) {
-  const KernelTraits traits = traits_of(problem);
+  if (is_f32(problem)) {
+    const F32Config config = forward_f32_config(traits_of(problem), launcher.limits());
+    launch(ForwardF32Kernel{config}, forward_params_f32(problem, config), launcher);
+    return;
+  }
   if (forward_sm90_takes(problem, launcher.limits())) {
     const ForwardSm90Config config = forward_sm90_config(problem);
     const ForwardSm90Params params = forward_sm90_params(problem, config, launcher);
@@ -42,11 +72,15 @@ void forward(const AttentionProblem& problem, Launcher& launcher) {
     }
     return;
   }
-  const ForwardConfig config = forward_config(traits, launcher.limits());
+  const ForwardConfig config = forward_config(traits_of(problem), launcher.limits());
   launch(ForwardKernel{config}, forward_params(problem, config), launcher);
 }
 
 void backward(const AttentionProblem& problem, std::byte* workspace, Launcher& launcher) {
+  if (is_f32(problem)) {
+    backward_f32(problem, workspace, launcher);
+    return;
+  }
   const KernelTraits traits = traits_of(problem);
   const BackwardConfig config = backward_config(traits, launcher.limits());
   BackwardParams params = backward_params(problem, config, workspace);
@@ -58,6 +92,12 @@ void backward(const AttentionProblem& problem, std::byte* workspace, Launcher& l
   params.grid = key_grid(problem, config.tile_kv);
   launch(BackwardKernel{config}, params, launcher);
 
+  if (traits.deterministic) {
+    const BackwardDqConfig dq = backward_dq_config(traits, launcher.limits());
+    params.grid = query_grid(problem, dq.tile_q());
+    launch(BackwardDqKernel{dq}, params, launcher);
+    return;
+  }
   const RowsConfig finish = finish_config(traits);
   params.grid = query_grid(problem, finish.tile_rows());
   launch(FinishKernel{finish}, params, launcher);
@@ -65,33 +105,54 @@ void backward(const AttentionProblem& problem, std::byte* workspace, Launcher& l
 
 std::vector<AttentionKernel> forward_kernels(const AttentionProblem& problem,
                                              const DeviceLimits& limits) {
-  const KernelTraits traits = traits_of(problem);
+  if (is_f32(problem)) return {ForwardF32Kernel{forward_f32_config(traits_of(problem), limits)}};
   if (forward_sm90_takes(problem, limits)) return {ForwardSm90Kernel{forward_sm90_config(problem)}};
-  return {ForwardKernel{forward_config(traits, limits)}};
+  return {ForwardKernel{forward_config(traits_of(problem), limits)}};
 }
 
 std::vector<AttentionKernel> backward_kernels(const AttentionProblem& problem,
                                               const DeviceLimits& limits) {
   const KernelTraits traits = traits_of(problem);
-  return {PrepareKernel{prepare_config(traits)}, BackwardKernel{backward_config(traits, limits)},
-          FinishKernel{finish_config(traits)}};
+  if (is_f32(problem)) {
+    return {BackwardDqF32Kernel{backward_dq_f32_config(traits, limits)},
+            BackwardDkvF32Kernel{backward_dkv_f32_config(traits, limits)}};
+  }
+  std::vector<AttentionKernel> kernels{PrepareKernel{prepare_config(traits)},
+                                       BackwardKernel{backward_config(traits, limits)}};
+  if (traits.deterministic) {
+    kernels.emplace_back(BackwardDqKernel{backward_dq_config(traits, limits)});
+  } else {
+    kernels.emplace_back(FinishKernel{finish_config(traits)});
+  }
+  return kernels;
 }
 
 std::string describe_forward(const AttentionProblem& problem, const DeviceLimits& limits) {
-  const KernelTraits traits = traits_of(problem);
+  if (is_f32(problem)) {
+    const F32Config config = forward_f32_config(traits_of(problem), limits);
+    return describe_f32(ForwardF32Kernel{config}, config);
+  }
   if (forward_sm90_takes(problem, limits)) {
     return fmt::format("cuda {}, 12 warps, persistent CTAs",
                        spec_of(ForwardSm90Kernel{forward_sm90_config(problem)}).name);
   }
-  const ForwardConfig config = forward_config(traits, limits);
-  return fmt::format("cuda {}, {} warps, {} CTAs an SM", spec_of(ForwardKernel{config}).name,
-                     config.warps, config.ctas_per_sm);
+  const ForwardConfig config = forward_config(traits_of(problem), limits);
+  return "cuda " + describe(ForwardKernel{config}, config.warps, config.ctas_per_sm);
 }
 
 std::string describe_backward(const AttentionProblem& problem, const DeviceLimits& limits) {
-  const BackwardConfig config = backward_config(traits_of(problem), limits);
-  return fmt::format("cuda {}, {} warps, {} CTAs an SM", spec_of(BackwardKernel{config}).name,
-                     config.warps, config.ctas_per_sm);
+  const KernelTraits traits = traits_of(problem);
+  if (is_f32(problem)) {
+    const F32Config config = backward_dkv_f32_config(traits, limits);
+    return describe_f32(BackwardDkvF32Kernel{config}, config);
+  }
+  const BackwardConfig config = backward_config(traits, limits);
+  std::string text = "cuda " + describe(BackwardKernel{config}, config.warps, config.ctas_per_sm);
+  if (traits.deterministic) {
+    const BackwardDqConfig dq = backward_dq_config(traits, limits);
+    text += "; " + describe(BackwardDqKernel{dq}, dq.warps, dq.ctas_per_sm);
+  }
+  return text;
 }
 
 }  // namespace stepwell::cuda

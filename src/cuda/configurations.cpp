@@ -1,7 +1,7 @@
 // Which configuration a problem gets.
 //
-// Measured, on an H200 with bf16 and no option: forward at head dims 64 and 128, backward at 64 and
-// 128. Everything else follows from shared memory and registers, and was compiled, not timed.
+// Measured, on an H200 with bf16 and no option, at equal head dims of q and v. Everything else
+// follows from shared memory and registers, and was compiled, not timed.
 #include "cuda/configurations.hpp"
 
 #include <algorithm>
@@ -38,6 +38,7 @@ constexpr ForwardTiles kForwardTiles[] = {
     {4, 32, 64, 3},                  // three CTAs of 168 registers: head dim 64
     {4, 32, 64, 2},                  // 128 x 64: fastest at head dims 64 and 128
     {4, 32, 32, 2},                  // where two CTAs with the former exceed shared memory
+    {8, 16, 96, 1},                  // head dims past 128: fewer barriers
     {8, 16, 64, 1},                  // 128 x 64 in one CTA: fits wherever two halves would not
     {8, 16, 32, 1}, {6, 16, 32, 1},  // 96 rows: head dim 192 in 99 KB
     {4, 16, 32, 1}, {3, 16, 32, 1},  // 48 rows: head dim 256 in 99 KB
@@ -47,9 +48,9 @@ constexpr ForwardTiles kForwardTiles[] = {
 // tile_kv, and half. Past 128 + 64 the compiler spills; with dropout's counters past 64 + 64.
 bool has_registers(const ForwardTiles& tiles, const KernelTraits& traits,
                    const DeviceLimits& limits) {
-  if (tiles.rows_per_warp == 16) return true;
   const int head_dim = native_head_dim(traits.head_dim);
   const int head_dim_v = native_head_dim(traits.head_dim_v);
+  if (tiles.rows_per_warp == 16) return tiles.tile_kv <= 64 || std::min(head_dim, head_dim_v) > 128;
   const bool plain = !traits.softcap && head_dim == head_dim_v;
   if (tiles.ctas_per_sm == 3) return plain && !traits.dropout && head_dim == 64;
   const bool early = limits.major >= 10 || traits.softcap;  // spills a little earlier
@@ -82,6 +83,8 @@ struct BackwardTiles {
 constexpr BackwardTiles kBackwardTiles[] = {
     {Needs::kLeanBf16, 4, 64, 128, 0, 4, 2, 1, 2},  // by key: 1.3 times the next at head dim 64
     {Needs::kLean, 8, 64, 128, 2, 4, 2, 2, 1},      // fastest at 128
+    {Needs::kLean, 8, 64, 128, 2, 4, 4, 2, 1},  // at 96: 16 columns of dQ divide half of it only
+    {Needs::kLean, 8, 64, 96, 4, 2, 4, 2, 1},   // at 192: 1.13 times 64 keys
     {Needs::kAny, 4, 64, 64, 2, 2, 2, 2, 2},
     {Needs::kAny, 8, 64, 64, 4, 2, 4, 2, 1},  // dK and dV in half as many registers
     {Needs::kAny, 8, 64, 64, 4, 2, 4, 1, 1},
@@ -123,6 +126,68 @@ bool has_registers(const BackwardConfig& c, Needs needs, const DeviceLimits& lim
          gradients + dq <= (early && c.tile_kv == 128 ? 168 : 192);
 }
 
+// ---------------------------------------------------------------------------------------------- dQ
+
+// By query rows; compiled, not timed. The best first, for the reasons of the forward pass.
+constexpr ForwardTiles kDqTiles[] = {
+    {4, 32, 64, 2}, {4, 32, 32, 2}, {8, 16, 64, 1}, {8, 16, 32, 1}, {6, 16, 32, 1},
+    {4, 16, 32, 1}, {4, 16, 16, 1}, {3, 16, 16, 1},  // 48 rows: head dim 256 in 99 KB
+};
+
+// dQ takes head_dim registers of a thread with 32 rows a warp, S or dP 32 and P 16. Past 128 + 48
+// the compiler spills, with dropout's counters past 64 + 48.
+bool has_dq_registers(const ForwardTiles& tiles, const KernelTraits& traits,
+                      const DeviceLimits& limits) {
+  if (tiles.rows_per_warp == 16) return true;
+  const bool early = limits.major >= 10 && tiles.tile_kv == 64;  // spills a little earlier
+  return native_head_dim(traits.head_dim) <= (traits.dropout ? 64 : early ? 96 : 128);
+}
+
+// ---------------------------------------------------------------------------------------- float32
+
+struct F32Tiles {
+  int rows;
+  int columns;
+  int ctas_per_sm;
+};
+
+// The best first; compiled, not timed. A thread's rows x columns scores take rows + columns loads
+// for 4 x rows x columns multiply-adds, and two CTAs hide more than one.
+constexpr F32Tiles kF32Tiles[] = {
+    {4, 8, 2}, {4, 4, 2}, {2, 4, 2}, {4, 4, 1}, {2, 4, 1}, {2, 2, 1},  // head dim 256 in 99 KB
+    {2, 1, 1},  // backward, head dim 256 in 99 KB
+};
+
+// Registers for results, which stay in them through the walk, and for what a product takes of each
+// row beside them; past these the compilers spill.
+constexpr int kF32ForwardRegisters = 192;
+constexpr int kF32BackwardRegisters = 160;  // row values and dP are there too
+
+constexpr int f32_registers(const F32Config& c, int columns) {
+  return c.rows * columns / 8 + 16 * c.rows;
+}
+
+/// The first tiles for which `fits_registers` and whose plan, `bytes`, fits.
+template <typename Bytes, typename FitsRegisters>
+F32Config f32_config(const KernelTraits& traits, const DeviceLimits& limits, const char* pass,
+                     Bytes&& bytes, FitsRegisters&& fits_registers) {
+  for (const F32Tiles& tiles : kF32Tiles) {
+    const F32Config config{.head_dim = native_head_dim_f32(traits.head_dim),
+                           .head_dim_v = native_head_dim_f32(traits.head_dim_v),
+                           .rows = tiles.rows,
+                           .columns = tiles.columns,
+                           .ctas_per_sm = tiles.ctas_per_sm,
+                           .softcap = traits.softcap,
+                           .dropout = traits.dropout};
+    if (fits_registers(config) && fits(bytes(config), tiles.ctas_per_sm, limits)) {
+      return config;
+    }
+  }
+  throw Error(ErrorKind::kNotImplemented,
+              fmt::format("head dims {} and {}: no {} kernel fits {} bytes of shared memory",
+                          traits.head_dim, traits.head_dim_v, pass, limits.shared_bytes_per_cta));
+}
+
 }  // namespace
 
 ForwardConfig forward_config(const KernelTraits& traits, const DeviceLimits& limits) {
@@ -161,7 +226,8 @@ BackwardConfig backward_config(const KernelTraits& traits, const DeviceLimits& l
                                 .ctas_per_sm = tiles.ctas_per_sm,
                                 .stmatrix = limits.major >= 9,
                                 .softcap = traits.softcap,
-                                .dropout = traits.dropout};
+                                .dropout = traits.dropout,
+                                .dq = !traits.deterministic};
     if (divides(config) && stays_in_pieces(config) && has_registers(config, tiles.needs, limits) &&
         fits(backward_plan(config).bytes, tiles.ctas_per_sm, limits)) {
       return config;
@@ -172,12 +238,54 @@ BackwardConfig backward_config(const KernelTraits& traits, const DeviceLimits& l
                           traits.head_dim, traits.head_dim_v, limits.shared_bytes_per_cta));
 }
 
+BackwardDqConfig backward_dq_config(const KernelTraits& traits, const DeviceLimits& limits) {
+  for (const ForwardTiles& tiles : kDqTiles) {
+    const BackwardDqConfig config{.head_dim = native_head_dim(traits.head_dim),
+                                  .head_dim_v = native_head_dim(traits.head_dim_v),
+                                  .element = traits.element,
+                                  .warps = tiles.warps,
+                                  .rows_per_warp = tiles.rows_per_warp,
+                                  .tile_kv = tiles.tile_kv,
+                                  .ctas_per_sm = tiles.ctas_per_sm,
+                                  .softcap = traits.softcap,
+                                  .dropout = traits.dropout};
+    if (has_dq_registers(tiles, traits, limits) &&
+        fits(backward_dq_plan(config).bytes, tiles.ctas_per_sm, limits)) {
+      return config;
+    }
+  }
+  throw Error(ErrorKind::kNotImplemented,
+              fmt::format("head dims {} and {}: no dQ kernel fits {} bytes of shared memory",
+                          traits.head_dim, traits.head_dim_v, limits.shared_bytes_per_cta));
+}
+
 RowsConfig prepare_config(const KernelTraits& traits) {
   return {.dim = native_head_dim(traits.head_dim_v), .element = traits.element};
 }
 
 RowsConfig finish_config(const KernelTraits& traits) {
   return {.dim = native_head_dim(traits.head_dim), .element = traits.element};
+}
+
+F32Config forward_f32_config(const KernelTraits& traits, const DeviceLimits& limits) {
+  return f32_config(
+      traits, limits, "forward", [](F32Config c) { return forward_f32_plan(c).bytes; },
+      [](F32Config c) { return f32_registers(c, c.head_dim_v) <= kF32ForwardRegisters; });
+}
+
+F32Config backward_dq_f32_config(const KernelTraits& traits, const DeviceLimits& limits) {
+  return f32_config(
+      traits, limits, "backward", [](F32Config c) { return backward_dq_f32_plan(c).bytes; },
+      [](F32Config c) { return f32_registers(c, c.head_dim) <= kF32BackwardRegisters; });
+}
+
+F32Config backward_dkv_f32_config(const KernelTraits& traits, const DeviceLimits& limits) {
+  return f32_config(
+      traits, limits, "backward", [](F32Config c) { return backward_dkv_f32_plan(c).bytes; },
+      [&limits](F32Config c) {
+        const bool spills = limits.major >= 10 && c.softcap && c.dropout && c.columns == 8;
+        return !spills && f32_registers(c, c.head_dim + c.head_dim_v) <= kF32BackwardRegisters;
+      });
 }
 
 // ----------------------------------------------------------------------------------------- listing
@@ -196,14 +304,29 @@ std::vector<AttentionKernel> all_kernels(const DeviceLimits& limits) {
       for (const int head_dim_v : kNativeHeadDims) {
         for (const bool softcap : {false, true}) {
           for (const bool dropout : {false, true}) {
-            const KernelTraits traits{head_dim, head_dim_v, element, softcap, dropout};
+            KernelTraits traits{head_dim, head_dim_v, element, softcap, dropout};
             kernels.emplace_back(ForwardKernel{forward_config(traits, limits)});
             kernels.emplace_back(BackwardKernel{backward_config(traits, limits)});
+            traits.deterministic = true;
+            kernels.emplace_back(BackwardKernel{backward_config(traits, limits)});
+            kernels.emplace_back(BackwardDqKernel{backward_dq_config(traits, limits)});
           }
         }
       }
       kernels.emplace_back(PrepareKernel{{head_dim, element}});
       kernels.emplace_back(FinishKernel{{head_dim, element}});
+    }
+  }
+  for (const int head_dim : kNativeHeadDimsF32) {
+    for (const int head_dim_v : kNativeHeadDimsF32) {
+      for (const bool softcap : {false, true}) {
+        for (const bool dropout : {false, true}) {
+          const KernelTraits traits{head_dim, head_dim_v, Element::kFloat32, softcap, dropout};
+          kernels.emplace_back(ForwardF32Kernel{forward_f32_config(traits, limits)});
+          kernels.emplace_back(BackwardDqF32Kernel{backward_dq_f32_config(traits, limits)});
+          kernels.emplace_back(BackwardDkvF32Kernel{backward_dkv_f32_config(traits, limits)});
+        }
+      }
     }
   }
   return kernels;

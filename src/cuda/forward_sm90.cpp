@@ -74,8 +74,9 @@ bool forward_sm90_takes(const AttentionProblem& problem, const DeviceLimits& lim
                           mask.block_ranges == nullptr && layout.origins == nullptr &&
                           (mask.clean == CleanRule::kBlock || mask.clean == CleanRule::kCausal);
   const HalfTensors& tensors = problem.halves[0];  // joint: those of both halves
-  return limits.warpgroups && layout.packing == Packing::kJoint && !layout.packed() && plain_mask &&
-         dims && problem.softcap == 0.0 && problem.dropout_p == 0.0 &&
+  return limits.warpgroups && problem.dtype != DType::kFloat32 && problem.softmax_scale >= 0.0 &&
+         layout.packing == Packing::kJoint && !layout.packed() && plain_mask && dims &&
+         problem.softcap == 0.0 && problem.dropout_p == 0.0 &&
          has_map(problem, tensors.q, problem.heads_q) &&
          has_map(problem, tensors.k, problem.heads_kv) &&
          has_map(problem, tensors.v, problem.heads_kv) &&

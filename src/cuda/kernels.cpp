@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <initializer_list>
+#include <type_traits>
 
 namespace stepwell::cuda {
 namespace {
@@ -72,17 +73,17 @@ Description describe(const ForwardSm90Kernel& kernel) {
 
 Description describe(const BackwardKernel& kernel) {
   const auto& [head_dim, head_dim_v, element, warps, tile_q, tile_kv, warps_q, warps_key, warps_dq,
-               stages, ctas_per_sm, stmatrix, softcap, dropout] = kernel.config;
-  return {.name = fmt::format("attention_backward_sm80 dim={} dim_v={} {} {}x{}{}", head_dim,
+               stages, ctas_per_sm, stmatrix, softcap, dropout, dq] = kernel.config;
+  return {.name = fmt::format("attention_backward_sm80 dim={} dim_v={} {} {}x{}{}{}", head_dim,
                               head_dim_v, element_text(element), tile_q, tile_kv,
-                              option_text(softcap, dropout)),
+                              option_text(softcap, dropout), dq ? "" : " no-dq"),
           .header = "cuda/attention/backward_sm80.cuh",
           .function = "attention_backward_sm80",
           .config_type = "BackwardConfig",
           .config_values =
-              fmt::format("{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}", head_dim,
+              fmt::format("{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}", head_dim,
                           head_dim_v, element_code(element), warps, tile_q, tile_kv, warps_q,
-                          warps_key, warps_dq, stages, ctas_per_sm, stmatrix, softcap, dropout),
+                          warps_key, warps_dq, stages, ctas_per_sm, stmatrix, softcap, dropout, dq),
           .params_type = "BackwardParams",
           .ctas_per_sm = ctas_per_sm,
           .factors = {{"kernel", "backward"},
@@ -90,7 +91,31 @@ Description describe(const BackwardKernel& kernel) {
                       {"head_dim_v", std::to_string(head_dim_v)},
                       {"element", element_text(element)},
                       {"softcap", on_off(softcap)},
-                      {"dropout", on_off(dropout)}}};
+                      {"dropout", on_off(dropout)},
+                      {"deterministic", on_off(!dq)}}};
+}
+
+Description describe(const BackwardDqKernel& kernel) {
+  const auto& [head_dim, head_dim_v, element, warps, rows_per_warp, tile_kv, ctas_per_sm, softcap,
+               dropout] = kernel.config;
+  return {.name = fmt::format("attention_backward_dq_sm80 dim={} dim_v={} {} {}x{}{}", head_dim,
+                              head_dim_v, element_text(element), warps * rows_per_warp, tile_kv,
+                              option_text(softcap, dropout)),
+          .header = "cuda/attention/backward_dq_sm80.cuh",
+          .function = "attention_backward_dq_sm80",
+          .config_type = "BackwardDqConfig",
+          .config_values = fmt::format("{}, {}, {}, {}, {}, {}, {}, {}, {}", head_dim, head_dim_v,
+                                       element_code(element), warps, rows_per_warp, tile_kv,
+                                       ctas_per_sm, softcap, dropout),
+          .params_type = "BackwardParams",
+          .ctas_per_sm = ctas_per_sm,
+          .factors = {{"kernel", "backward_dq"},
+                      {"head_dim", std::to_string(head_dim)},
+                      {"head_dim_v", std::to_string(head_dim_v)},
+                      {"element", element_text(element)},
+                      {"softcap", on_off(softcap)},
+                      {"dropout", on_off(dropout)},
+                      {"deterministic", on_off(true)}}};
 }
 
 Description describe_rows(const RowsConfig& config, const char* pass) {
@@ -112,6 +137,38 @@ Description describe(const PrepareKernel& kernel) {
 }
 
 Description describe(const FinishKernel& kernel) { return describe_rows(kernel.config, "finish"); }
+
+Description describe_f32(const F32Config& config, const char* pass, const char* params_type) {
+  const auto& [head_dim, head_dim_v, rows, columns, ctas_per_sm, softcap, dropout] = config;
+  return {
+      .name = fmt::format("attention_{}_f32 dim={} dim_v={} {}x{}{}", pass, head_dim, head_dim_v,
+                          config.tile_rows(), config.tile_columns(), option_text(softcap, dropout)),
+      .header = fmt::format("cuda/attention/{}_f32.cuh", pass),
+      .function = fmt::format("attention_{}_f32", pass),
+      .config_type = "F32Config",
+      .config_values = fmt::format("{}, {}, {}, {}, {}, {}, {}", head_dim, head_dim_v, rows,
+                                   columns, ctas_per_sm, softcap, dropout),
+      .params_type = params_type,
+      .ctas_per_sm = ctas_per_sm,
+      .factors = {{"kernel", fmt::format("{}_f32", pass)},
+                  {"head_dim", std::to_string(head_dim)},
+                  {"head_dim_v", std::to_string(head_dim_v)},
+                  {"element", "f32"},
+                  {"softcap", on_off(softcap)},
+                  {"dropout", on_off(dropout)}}};
+}
+
+Description describe(const ForwardF32Kernel& kernel) {
+  return describe_f32(kernel.config, "forward", "ForwardParamsF32");
+}
+
+Description describe(const BackwardDqF32Kernel& kernel) {
+  return describe_f32(kernel.config, "backward_dq", "BackwardParamsF32");
+}
+
+Description describe(const BackwardDkvF32Kernel& kernel) {
+  return describe_f32(kernel.config, "backward_dkv", "BackwardParamsF32");
+}
 
 KernelKey make_key(int family, std::initializer_list<int> values) {
   KernelKey key;
@@ -136,25 +193,54 @@ KernelKey key(int family, const ForwardSm90Kernel& kernel) {
 
 KernelKey key(int family, const BackwardKernel& kernel) {
   const auto& [head_dim, head_dim_v, element, warps, tile_q, tile_kv, warps_q, warps_key, warps_dq,
-               stages, ctas_per_sm, stmatrix, softcap, dropout] = kernel.config;
+               stages, ctas_per_sm, stmatrix, softcap, dropout, dq] = kernel.config;
   return make_key(family,
                   {head_dim, head_dim_v, static_cast<int>(element), warps, tile_q, tile_kv, warps_q,
-                   warps_key, warps_dq, stages, ctas_per_sm, stmatrix, softcap, dropout});
+                   warps_key, warps_dq, stages, ctas_per_sm, stmatrix, softcap, dropout, dq});
 }
 
-template <typename RowsKernel>
-KernelKey key(int family, const RowsKernel& kernel) {
-  const auto& [dim, element] = kernel.config;
+KernelKey key(int family, const BackwardDqKernel& kernel) {
+  const auto& [head_dim, head_dim_v, element, warps, rows_per_warp, tile_kv, ctas_per_sm, softcap,
+               dropout] = kernel.config;
+  return make_key(family, {head_dim, head_dim_v, static_cast<int>(element), warps, rows_per_warp,
+                           tile_kv, ctas_per_sm, softcap, dropout});
+}
+
+KernelKey key(int family, const RowsConfig& config) {
+  const auto& [dim, element] = config;
   return make_key(family, {dim, static_cast<int>(element)});
+}
+
+KernelKey key(int family, const F32Config& config) {
+  const auto& [head_dim, head_dim_v, rows, columns, ctas_per_sm, softcap, dropout] = config;
+  return make_key(family, {head_dim, head_dim_v, rows, columns, ctas_per_sm, softcap, dropout});
+}
+
+template <typename Kernel>
+KernelKey key(int family, const Kernel& kernel) {
+  return key(family, kernel.config);
 }
 
 int shared_bytes(const ForwardKernel& kernel) { return forward_plan(kernel.config).bytes; }
 int shared_bytes(const ForwardSm90Kernel& kernel) { return forward_sm90_plan(kernel.config).bytes; }
 int shared_bytes(const BackwardKernel& kernel) { return backward_plan(kernel.config).bytes; }
+int shared_bytes(const BackwardDqKernel& kernel) { return backward_dq_plan(kernel.config).bytes; }
 int shared_bytes(const PrepareKernel&) { return 0; }
 int shared_bytes(const FinishKernel&) { return 0; }
+int shared_bytes(const ForwardF32Kernel& kernel) { return forward_f32_plan(kernel.config).bytes; }
+int shared_bytes(const BackwardDqF32Kernel& kernel) {
+  return backward_dq_f32_plan(kernel.config).bytes;
+}
+int shared_bytes(const BackwardDkvF32Kernel& kernel) {
+  return backward_dkv_f32_plan(kernel.config).bytes;
+}
 
 }  // namespace
+
+bool is_f32(const AttentionKernel& kernel) {
+  return std::visit([](const auto& k) { return std::is_same_v<decltype(k.config), F32Config>; },
+                    kernel);
+}
 
 int threads_of(const AttentionKernel& kernel) {
   return std::visit([](const auto& k) { return k.config.threads(); }, kernel);

@@ -9,6 +9,8 @@
 #include <variant>
 
 #include "cuda/attention/backward_config.hpp"
+#include "cuda/attention/backward_dq_config.hpp"
+#include "cuda/attention/f32_config.hpp"
 #include "cuda/attention/forward_config.hpp"
 #include "cuda/attention/forward_sm90_config.hpp"
 #include "runtime/spec.hpp"
@@ -20,7 +22,7 @@ struct ForwardKernel {
   ForwardConfig config;
 };
 
-/// attention_backward_sm80 (backward_sm80.cuh); takes BackwardParams, as do the next two.
+/// attention_backward_sm80 (backward_sm80.cuh); takes BackwardParams, as do the next three.
 struct BackwardKernel {
   BackwardConfig config;
 };
@@ -35,13 +37,37 @@ struct FinishKernel {
   RowsConfig config;
 };
 
+/// attention_backward_dq_sm80 (backward_dq_sm80.cuh).
+struct BackwardDqKernel {
+  BackwardDqConfig config;
+};
+
+/// attention_forward_f32 (forward_f32.cuh); takes ForwardParamsF32.
+struct ForwardF32Kernel {
+  F32Config config;
+};
+
+/// attention_backward_dq_f32 (backward_dq_f32.cuh); takes BackwardParamsF32, as does the next.
+struct BackwardDqF32Kernel {
+  F32Config config;
+};
+
+/// attention_backward_dkv_f32 (backward_dkv_f32.cuh).
+struct BackwardDkvF32Kernel {
+  F32Config config;
+};
+
 /// attention_forward_sm90 (forward_sm90.cuh); takes ForwardSm90Params.
 struct ForwardSm90Kernel {
   ForwardSm90Config config;
 };
 
 using AttentionKernel =
-    std::variant<ForwardKernel, BackwardKernel, PrepareKernel, FinishKernel, ForwardSm90Kernel>;
+    std::variant<ForwardKernel, BackwardKernel, PrepareKernel, FinishKernel, BackwardDqKernel,
+                 ForwardF32Kernel, BackwardDqF32Kernel, BackwardDkvF32Kernel, ForwardSm90Kernel>;
+
+/// Whether it is one of the float32 kernels.
+bool is_f32(const AttentionKernel& kernel);
 
 int threads_of(const AttentionKernel& kernel);
 

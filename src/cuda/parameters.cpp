@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <cmath>
 #include <limits>
 #include <numbers>
 
@@ -23,7 +24,8 @@ constexpr i64 kMaxCtas = std::numeric_limits<i32>::max();
 
 constexpr std::size_t kAlignment = 64;
 
-constexpr std::size_t kHalfBytes = 2;  // of an element
+constexpr std::size_t kRowValues = 2;  // floats of a query row in the workspace, of 16-bit kernels
+constexpr std::size_t kRowValuesF32 = 4;
 
 std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -81,7 +83,12 @@ TileGrid make_grid(const AttentionProblem& problem, i64 pair_bytes, i64 longest,
 
 i64 key_bytes(const AttentionProblem& problem) {
   return sample_rows(problem, /*keys=*/true) * (problem.head_dim + problem.head_dim_v) *
-         static_cast<i64>(kHalfBytes);
+         size_of(problem.dtype);
+}
+
+template <typename T>
+void set_rows(const Rows& rows, ElementRows<T>& to) {
+  to = {static_cast<T*>(rows.data), rows.batch_stride, rows.row_stride, rows.head_stride};
 }
 
 geometry::Layout kernel_layout(const AttentionProblem& problem) {
@@ -105,26 +112,50 @@ DropoutParams dropout_params(const AttentionProblem& problem) {
   return dropout;
 }
 
-/// What forward and backward parameters have in common.
+/// Of the float32 kernels, which take any sign of the softmax scale: `scale_log2` has it, `sign` of
+/// scores without a cap is 0 where the scale is.
+struct ScalesF32 {
+  float scale_log2;
+  float softcap_scale;
+  float sign;
+};
+
+ScalesF32 scales_f32_of(const AttentionProblem& problem) {
+  const bool capped = problem.softcap > 0.0;
+  const double scale = problem.softmax_scale;
+  const double scale_log2 = (capped ? problem.softcap : scale) * std::numbers::log2e;
+  const double cap_scale = capped ? scale / problem.softcap : 0.0;
+  STEPWELL_CHECK(std::abs(scale_log2) <= FLT_MAX && std::abs(cap_scale) <= FLT_MAX, kValue,
+                 "softmax_scale is {} and softcap is {}; they must fit float32", scale,
+                 problem.softcap);
+  const float sign = capped || scale > 0.0 ? 1.0f : scale < 0.0 ? -1.0f : 0.0f;
+  return {static_cast<float>(scale_log2), static_cast<float>(cap_scale), sign};
+}
+
+/// What forward and backward parameters have in common, but for the scales.
 template <typename Params>
 void set_common(const AttentionProblem& problem, Params& p) {
   p.layout = kernel_layout(problem);
   for (int h = 0; h < 2; ++h) {
     const HalfTensors& tensors = problem.halves[h];
-    p.q[h] = half_rows(tensors.q);
-    p.k[h] = half_rows(tensors.k);
-    p.v[h] = half_rows(tensors.v);
-    p.out[h] = half_rows(tensors.out);
+    set_rows(tensors.q, p.q[h]);
+    set_rows(tensors.k, p.k[h]);
+    set_rows(tensors.v, p.v[h]);
+    set_rows(tensors.out, p.out[h]);
     p.lse[h] = float_rows(tensors.lse);
   }
   p.heads_q = problem.heads_q;
   p.heads_kv = problem.heads_kv;
   p.head_dim = problem.head_dim;
   p.head_dim_v = problem.head_dim_v;
+  p.dropout = dropout_params(problem);
+}
+
+template <typename Params>
+void set_scales(const AttentionProblem& problem, Params& p) {
   const Scales scales = scales_of(problem);
   p.scale_log2 = scales.scale_log2;
   p.softcap_scale = scales.softcap_scale;
-  p.dropout = dropout_params(problem);
 }
 
 /// Extents of the workspace's arrays for the queries of one half.
@@ -142,17 +173,36 @@ QueryExtents query_extents(const AttentionProblem& problem, Half half) {
   return {layout.packed() ? 1 : layout.batch, problem.heads_q, padded_rows(layout, half, rows)};
 }
 
+/// The next array of the workspace: `width` floats for each query row.
+QuerySums take(std::byte*& workspace, const QueryExtents& extents, i64 width) {
+  float* piece = reinterpret_cast<float*>(workspace);
+  workspace += aligned(extents.values() * static_cast<std::size_t>(width) * sizeof(float));
+  const i64 head_stride = extents.rows * width;
+  return {piece, extents.heads * head_stride, head_stride};
+}
+
+/// The tensors that only the backward pass has, of one half.
+template <typename Params>
+void set_gradients(const HalfTensors& tensors, int h, Params& p) {
+  set_rows(tensors.dout, p.dout[h]);
+  p.dlse[h] = float_rows(tensors.dlse);
+  set_rows(tensors.dq, p.dq[h]);
+  set_rows(tensors.dk, p.dk[h]);
+  set_rows(tensors.dv, p.dv[h]);
+}
+
 }  // namespace
 
 Scales scales_of(const AttentionProblem& problem) {
   const double factor = problem.softcap > 0.0 ? problem.softcap : problem.softmax_scale;
   const double cap_scale = problem.softcap > 0.0 ? problem.softmax_scale / problem.softcap : 0.0;
   const double scale_log2 = factor * std::numbers::log2e;
-  STEPWELL_CHECK(scale_log2 <= FLT_MAX && cap_scale <= FLT_MAX && cap_scale >= -FLT_MAX, kValue,
+  STEPWELL_CHECK(std::abs(scale_log2) <= FLT_MAX && std::abs(cap_scale) <= FLT_MAX, kValue,
                  "softmax_scale is {} and softcap is {}; they must fit float32",
                  problem.softmax_scale, problem.softcap);
   // Masked scores are -inf, and must stay so.
-  return {std::max(static_cast<float>(scale_log2), FLT_MIN), static_cast<float>(cap_scale)};
+  const float magnitude = std::max(static_cast<float>(std::abs(scale_log2)), FLT_MIN);
+  return {scale_log2 < 0.0 ? -magnitude : magnitude, static_cast<float>(cap_scale)};
 }
 
 HalfRows half_rows(const Rows& rows) {
@@ -180,8 +230,9 @@ TileGrid strip_grid(const AttentionProblem& problem, int rows) {
 
 TileGrid key_grid(const AttentionProblem& problem, int tile_kv) {
   const geometry::Layout& layout = problem.layout;
-  const i64 query_bytes = sample_rows(problem, /*keys=*/false) * problem.group() *
-                          (problem.head_dim + problem.head_dim_v) * static_cast<i64>(kHalfBytes);
+  // The CTAs of a pair walk over the same query head at much the same time.
+  const i64 query_bytes = sample_rows(problem, /*keys=*/false) *
+                          (problem.head_dim + problem.head_dim_v) * size_of(problem.dtype);
   return make_grid(problem, key_bytes(problem) + query_bytes,
                    longest_segment(problem, layout.clean_kv_rows), tile_kv,
                    layout.mask.num_views + 1, 1);
@@ -190,7 +241,10 @@ TileGrid key_grid(const AttentionProblem& problem, int tile_kv) {
 ForwardParams forward_params(const AttentionProblem& problem, const ForwardConfig& config) {
   ForwardParams p;
   set_common(problem, p);
+  set_scales(problem, p);
   p.grid = query_grid(problem, config.tile_q());
+  p.negate_q = p.scale_log2 < 0.0f ? 1 : 0;
+  p.scale_log2 = std::abs(p.scale_log2);
   return p;
 }
 
@@ -199,7 +253,7 @@ std::size_t workspace_bytes(const AttentionProblem& problem, int dq_width) {
   for (const Half half : {Half::kNoisy, Half::kClean}) {
     if (half == Half::kClean && shares_tensors(problem.layout)) continue;
     const std::size_t values = query_extents(problem, half).values();
-    bytes += aligned(values * 2 * sizeof(float)) +
+    bytes += aligned(values * kRowValues * sizeof(float)) +
              aligned(values * static_cast<std::size_t>(dq_width) * sizeof(float));
   }
   return bytes;
@@ -209,30 +263,60 @@ BackwardParams backward_params(const AttentionProblem& problem, const BackwardCo
                                std::byte* workspace) {
   BackwardParams p;
   set_common(problem, p);
+  set_scales(problem, p);
   p.softmax_scale = static_cast<float>(problem.softmax_scale);
-  p.dq_width = config.head_dim;
-  const auto take = [&workspace](const QueryExtents& extents, i64 width) {
-    float* piece = reinterpret_cast<float*>(workspace);
-    workspace += aligned(extents.values() * static_cast<std::size_t>(width) * sizeof(float));
-    const i64 head_stride = extents.rows * width;
-    return QuerySums{piece, extents.heads * head_stride, head_stride};
-  };
+  p.dq_width = config.dq ? config.head_dim : 0;
   for (const Half half : {Half::kNoisy, Half::kClean}) {
     const int h = static_cast<int>(half);
-    const HalfTensors& tensors = problem.half(half);
-    p.dout[h] = half_rows(tensors.dout);
-    p.dlse[h] = float_rows(tensors.dlse);
-    p.dq[h] = half_rows(tensors.dq);
-    p.dk[h] = half_rows(tensors.dk);
-    p.dv[h] = half_rows(tensors.dv);
+    set_gradients(problem.half(half), h, p);
     if (half == Half::kClean && shares_tensors(problem.layout)) {
       p.row_values[h] = p.row_values[0];
       p.dq_sum[h] = p.dq_sum[0];
       continue;
     }
     const QueryExtents extents = query_extents(problem, half);
-    p.row_values[h] = take(extents, 2);
-    p.dq_sum[h] = take(extents, p.dq_width);
+    p.row_values[h] = take(workspace, extents, kRowValues);
+    if (config.dq) p.dq_sum[h] = take(workspace, extents, p.dq_width);
+  }
+  return p;
+}
+
+ForwardParamsF32 forward_params_f32(const AttentionProblem& problem, const F32Config& config) {
+  ForwardParamsF32 p;
+  set_common(problem, p);
+  const ScalesF32 scales = scales_f32_of(problem);
+  // Masked scores are -inf, and must stay so.
+  p.scale_log2 = scales.sign == 0.0f ? 1.0f : std::max(std::abs(scales.scale_log2), FLT_MIN);
+  p.softcap_scale = scales.softcap_scale;
+  p.score_sign = scales.sign;
+  p.grid = query_grid(problem, config.tile_rows());
+  return p;
+}
+
+std::size_t workspace_bytes_f32(const AttentionProblem& problem) {
+  std::size_t bytes = 0;
+  for (const Half half : {Half::kNoisy, Half::kClean}) {
+    if (half == Half::kClean && shares_tensors(problem.layout)) continue;
+    bytes += aligned(query_extents(problem, half).values() * kRowValuesF32 * sizeof(float));
+  }
+  return bytes;
+}
+
+BackwardParamsF32 backward_params_f32(const AttentionProblem& problem, std::byte* workspace) {
+  BackwardParamsF32 p;
+  set_common(problem, p);
+  const ScalesF32 scales = scales_f32_of(problem);
+  p.scale_log2 = scales.scale_log2;
+  p.softcap_scale = scales.softcap_scale;
+  p.softmax_scale = static_cast<float>(problem.softmax_scale);
+  for (const Half half : {Half::kNoisy, Half::kClean}) {
+    const int h = static_cast<int>(half);
+    set_gradients(problem.half(half), h, p);
+    if (half == Half::kClean && shares_tensors(problem.layout)) {
+      p.row_values[h] = p.row_values[0];
+      continue;
+    }
+    p.row_values[h] = take(workspace, query_extents(problem, half), kRowValuesF32);
   }
   return p;
 }

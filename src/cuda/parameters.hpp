@@ -6,6 +6,7 @@
 
 #include "core/problem.hpp"
 #include "cuda/attention/backward_config.hpp"
+#include "cuda/attention/f32_config.hpp"
 #include "cuda/attention/forward_config.hpp"
 #include "cuda/attention/params.hpp"
 
@@ -15,11 +16,11 @@ HalfRows half_rows(const Rows& rows);
 FloatRows float_rows(const RowValues& values);
 
 struct Scales {
-  float scale_log2;
+  float scale_log2;  // of the scale's sign
   float softcap_scale;
 };
 
-/// As kernels take them (params.hpp); throws Error where they do not fit float32.
+/// As the 16-bit kernels take them (params.hpp); throws Error where they do not fit float32.
 Scales scales_of(const AttentionProblem& problem);
 
 /// CTAs over the query rows of all samples and heads, in tiles of `tile_rows`; no pairs where there
@@ -35,11 +36,16 @@ TileGrid key_grid(const AttentionProblem& problem, int tile_kv);
 
 ForwardParams forward_params(const AttentionProblem& problem, const ForwardConfig& config);
 
-/// Of all three backward kernels, but for `grid`. `workspace` has workspace_bytes().
+/// Of all backward kernels, but for `grid`. `workspace` has workspace_bytes().
 BackwardParams backward_params(const AttentionProblem& problem, const BackwardConfig& config,
                                std::byte* workspace);
 
-/// Of the backward pass, where dQ is summed in rows of `dq_width`.
+/// Of the backward pass, where dQ is summed in rows of `dq_width`; 0: it is not.
 std::size_t workspace_bytes(const AttentionProblem& problem, int dq_width);
+
+/// The same of the float32 kernels.
+ForwardParamsF32 forward_params_f32(const AttentionProblem& problem, const F32Config& config);
+BackwardParamsF32 backward_params_f32(const AttentionProblem& problem, std::byte* workspace);
+std::size_t workspace_bytes_f32(const AttentionProblem& problem);
 
 }  // namespace stepwell::cuda

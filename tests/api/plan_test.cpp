@@ -120,6 +120,7 @@ TEST(Plan, RefusesWhatWasNotPlanned) {
   refused([](Call& c) { std::get<DiffusionMask>(c.args.mask).block_size = 8; }, "mask");
   refused([](Call& c) { c.args.layout = TokenLayout::kSplit; }, "layout is split");
   refused([](Call& c) { c.args.num_threads = 8; }, "num_threads is 8 now and was 0");
+  refused([](Call& c) { c.args.deterministic = true; }, "deterministic is true now");
   refused([](Call& c) { c.args.layout = static_cast<TokenLayout>(9); }, "layout is");
   refused([](Call& c) { c.args.softcap = -1; }, "softcap is -1");
   refused([](Call& c) { c.args.max_seqlen = 16; }, "max_seqlen is 16");

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -41,6 +42,16 @@ TEST(Configurations, NativeHeadDims) {
   EXPECT_EQ(native_head_dim(256), 256);
 }
 
+TEST(Configurations, NativeHeadDimsOfFloat32) {
+  for (int dim = 8; dim <= 256; dim += 8) {
+    const int native = native_head_dim_f32(dim);
+    EXPECT_GE(native, dim);
+    for (const int smaller : kNativeHeadDimsF32) {
+      EXPECT_TRUE(smaller >= native || smaller < dim) << dim;
+    }
+  }
+}
+
 TEST(Configurations, FitSharedMemoryAndRegisters) {
   for (const auto& [major, minor] : kCapabilities) {
     const DeviceLimits limits = limits_of(major, minor);
@@ -69,11 +80,28 @@ TEST(Configurations, FragmentsAreWhole) {
   for (const auto& [major, minor] : kCapabilities) {
     for (const AttentionKernel& kernel : all_kernels(limits_of(major, minor))) {
       SCOPED_TRACE(spec_of(kernel).name);
-      if (const auto* forward = std::get_if<ForwardKernel>(&kernel)) {
+      if (is_f32(kernel)) {
+        std::visit(
+            [](const auto& k) {
+              if constexpr (std::is_same_v<decltype(k.config), F32Config>) {
+                const F32Config& c = k.config;
+                EXPECT_EQ(c.threads() % 32, 0);
+                EXPECT_LE(c.warp_rows(), 32);              // a lane each looks at a row's interval
+                EXPECT_LE(c.tile_columns(), c.threads());  // a thread each for queries' intervals
+                EXPECT_LE(c.rows * c.columns, 32);         // bits of dropped pairs
+              }
+            },
+            kernel);
+      } else if (const auto* forward = std::get_if<ForwardKernel>(&kernel)) {
         const ForwardConfig& c = forward->config;
         EXPECT_EQ(c.tile_kv % 32, 0);  // masked tiles go by 32 keys
         EXPECT_TRUE(c.rows_per_warp == 16 || c.rows_per_warp == 32);
         EXPECT_GE(c.warps, 2);  // warp 1 keeps the result pointers
+      } else if (const auto* dq = std::get_if<BackwardDqKernel>(&kernel)) {
+        const BackwardDqConfig& c = dq->config;
+        EXPECT_EQ(c.step_keys() % 16, 0);
+        EXPECT_EQ(c.tile_kv % c.step_keys(), 0);
+        EXPECT_TRUE(c.rows_per_warp == 16 || c.rows_per_warp == 32);
       } else if (const auto* backward = std::get_if<BackwardKernel>(&kernel)) {
         const BackwardConfig& c = backward->config;
         const auto whole = [](int extent, int parts) {
@@ -112,6 +140,16 @@ TEST(Configurations, FollowTheTraits) {
   EXPECT_EQ(backward.element, Element::kFloat16);
   EXPECT_TRUE(backward.softcap);
   EXPECT_FALSE(backward.dropout);
+  EXPECT_TRUE(backward.dq);
+  KernelTraits deterministic = traits;
+  deterministic.deterministic = true;
+  EXPECT_FALSE(backward_config(deterministic, limits).dq);
+  const BackwardDqConfig dq = backward_dq_config(deterministic, limits);
+  EXPECT_EQ(dq.head_dim, 96);
+  EXPECT_EQ(dq.head_dim_v, 192);
+  EXPECT_EQ(dq.element, Element::kFloat16);
+  EXPECT_TRUE(dq.softcap);
+  EXPECT_FALSE(dq.dropout);
   EXPECT_EQ(prepare_config(traits).dim, 192);
   EXPECT_EQ(finish_config(traits).dim, 96);
 }
@@ -167,8 +205,75 @@ TEST(Kernels, EveryFieldCounts) {
   for (const ForwardConfig& config : changed) {
     EXPECT_TRUE(keys.insert(key_of(ForwardKernel{config})).second);
   }
+  const BackwardDqConfig dq = backward_dq_config({128, 128}, limits_of(9, 0));
+  std::vector<BackwardDqConfig> changed_dq(9, dq);
+  changed_dq[0].head_dim = 64;
+  changed_dq[1].head_dim_v = 64;
+  changed_dq[2].element = Element::kFloat16;
+  changed_dq[3].warps *= 2;
+  changed_dq[4].rows_per_warp = 48;
+  changed_dq[5].tile_kv *= 2;
+  changed_dq[6].ctas_per_sm = 3;
+  changed_dq[7].softcap = true;
+  changed_dq[8].dropout = true;
+  EXPECT_TRUE(keys.insert(key_of(BackwardDqKernel{dq})).second);
+  for (const BackwardDqConfig& config : changed_dq) {
+    EXPECT_TRUE(keys.insert(key_of(BackwardDqKernel{config})).second);
+  }
+  BackwardConfig backward = backward_config({128, 128}, limits_of(9, 0));
+  EXPECT_TRUE(keys.insert(key_of(BackwardKernel{backward})).second);
+  backward.dq = false;
+  EXPECT_TRUE(keys.insert(key_of(BackwardKernel{backward})).second);
   EXPECT_FALSE(key_of(PrepareKernel{{64, Element::kBFloat16}}) ==
                key_of(FinishKernel{{64, Element::kBFloat16}}));
+}
+
+TEST(Configurations, OfFloat32FollowTheTraits) {
+  const KernelTraits traits{72, 136, Element::kFloat32, true, false};
+  for (const auto config_of :
+       {forward_f32_config, backward_dq_f32_config, backward_dkv_f32_config}) {
+    const F32Config config = config_of(traits, limits_of(8, 6));
+    EXPECT_EQ(config.head_dim, 128);
+    EXPECT_EQ(config.head_dim_v, 256);
+    EXPECT_TRUE(config.softcap);
+    EXPECT_FALSE(config.dropout);
+  }
+}
+
+TEST(Kernels, EveryFieldOfFloat32Counts) {
+  const F32Config config = forward_f32_config({128, 128, Element::kFloat32}, limits_of(9, 0));
+  std::vector<F32Config> changed(7, config);
+  changed[0].head_dim = 64;
+  changed[1].head_dim_v = 64;
+  changed[2].rows *= 2;
+  changed[3].columns *= 2;
+  changed[4].ctas_per_sm += 1;
+  changed[5].softcap = true;
+  changed[6].dropout = true;
+  std::unordered_set<KernelKey, KernelKeyHash> keys{key_of(ForwardF32Kernel{config})};
+  for (const F32Config& other : changed) {
+    EXPECT_TRUE(keys.insert(key_of(ForwardF32Kernel{other})).second);
+  }
+  EXPECT_FALSE(key_of(BackwardDqF32Kernel{config}) == key_of(BackwardDkvF32Kernel{config}));
+}
+
+TEST(Kernels, SourceOfFloat32) {
+  const F32Config config{.head_dim = 128,
+                         .head_dim_v = 64,
+                         .rows = 4,
+                         .columns = 8,
+                         .ctas_per_sm = 2,
+                         .softcap = true,
+                         .dropout = false};
+  EXPECT_EQ(
+      spec_of(BackwardDqF32Kernel{config}).source,
+      "#include \"cuda/attention/backward_dq_f32.cuh\"\n"
+      "namespace stepwell::cuda { constexpr F32Config kConfig{128, 64, 4, 8, 2, true, false}; "
+      "}\n"
+      "extern \"C\" __global__ void __launch_bounds__(128, 2)\n"
+      "kernel(const __grid_constant__ stepwell::cuda::BackwardParamsF32 p) {\n"
+      "  stepwell::cuda::attention_backward_dq_f32<stepwell::cuda::kConfig>(p);\n"
+      "}\n");
 }
 
 TEST(Kernels, Source) {

@@ -78,6 +78,12 @@ TEST(Dispatch, WorkspaceOfTheCallers) {
   EXPECT_EQ(pool->requests[0].second, (Device{DeviceType::kCuda, 0}));
   const AttentionPlan plan = plan_attention_backward(call.args, call.gradients);
   EXPECT_EQ(plan.workspace_bytes(), pool->requests[0].first);
+
+  call.args.deterministic = true;  // no sums
+  const int launches = driver().launches;
+  attention_backward(call.args, call.gradients);
+  EXPECT_EQ(driver().launches, launches + 3);
+  EXPECT_EQ(pool->requests.back().first, std::size_t{2 * 64 * 4 * 2 * 4});
 }
 
 TEST(Dispatch, AllocatorOnTheCpu) {
@@ -113,7 +119,7 @@ TEST(Dispatch, PlansLoadAndRunsLaunch) {
   EXPECT_EQ(driver().launches, launches + 4);
   EXPECT_EQ(driver().modules_loaded, loaded);
 
-  call.args.deterministic = true;
+  call.args.deterministic = true;  // other kernels and less workspace than planned
   EXPECT_THROW(run(backward, call.args, call.gradients, workspace), Error);
   ::operator delete (workspace, std::align_val_t{64});
 }

@@ -32,6 +32,7 @@ BackwardConfig backward_of(int head_dim) {
   config.warps = 4;
   config.tile_q = 64;
   config.tile_kv = 64;
+  config.dq = true;
   return config;
 }
 
@@ -57,12 +58,12 @@ TEST(Grid, Views) {
   expect_grid(key_grid(problem, 64), 2, 2, 2, 4, 1);
 }
 
-// K and V of a pair: 2 x 16384 rows of 192 elements, 12 MiB. Q and dO: four times that.
+// K and V of a pair: 2 x 16384 rows of 192 elements, 12 MiB. Q and dO of a head: as much.
 TEST(Grid, GroupsFitTheCache) {
   expect_grid(query_grid(batched_problem(4, 16384), 128), 8, 2, 128, 2, 4);
   expect_grid(key_grid(batched_problem(4, 16384), 64), 8, 1, 256, 2, 1);
   expect_grid(query_grid(batched_problem(4, 8192), 128), 8, 5, 64, 2, 4);
-  expect_grid(key_grid(batched_problem(4, 4096), 64), 8, 2, 64, 2, 1);
+  expect_grid(key_grid(batched_problem(4, 4096), 64), 8, 5, 64, 2, 1);
   // Packed: of the average sample.
   expect_grid(query_grid(interleaved_problem(4, 4 * 2 * 8192), 128), 10, 5, 256, 2, 4);
 }
@@ -172,7 +173,11 @@ TEST(Forward, Numbers) {
   EXPECT_EQ(p.dropout.threshold, 0u);
   problem.softmax_scale = 0.0;  // masked scores stay -inf
   EXPECT_EQ(forward_params(problem, kForward).scale_log2, FLT_MIN);
+  EXPECT_EQ(forward_params(problem, kForward).negate_q, 0);
   problem.softmax_scale = -0.5;
+  p = forward_params(problem, kForward);
+  EXPECT_FLOAT_EQ(p.scale_log2, 0.5f * std::log2(std::exp(1.0f)));
+  EXPECT_EQ(p.negate_q, 1);
   problem.softcap = 20.0;
   problem.dropout_p = 0.25;
   problem.dropout_seed = 5;
@@ -180,6 +185,7 @@ TEST(Forward, Numbers) {
   p = forward_params(problem, kForward);
   EXPECT_FLOAT_EQ(p.scale_log2, 20.0f * std::log2(std::exp(1.0f)));
   EXPECT_FLOAT_EQ(p.softcap_scale, -0.025f);
+  EXPECT_EQ(p.negate_q, 0);
   EXPECT_EQ(p.dropout.threshold, dropout_threshold(0.25));
   EXPECT_FLOAT_EQ(p.dropout.keep_scale, 1.0f / 0.75f);
   EXPECT_EQ(p.dropout.seed, 5u);
@@ -189,8 +195,68 @@ TEST(Forward, Numbers) {
   problem.dropout_state = state;
   EXPECT_EQ(static_cast<const void*>(forward_params(problem, kForward).dropout.state), state);
   problem.softcap = 0.0;
-  problem.softmax_scale = 1e39;
-  EXPECT_THROW(forward_params(problem, kForward), Error);
+  for (const double scale : {1e39, -1e39}) {
+    problem.softmax_scale = scale;
+    EXPECT_THROW(forward_params(problem, kForward), Error);
+  }
+}
+
+// The kernels of float32 take any sign of the scale: the forward pass by the sign of scores, the
+// backward pass in the factor.
+TEST(Float32, Numbers) {
+  AttentionProblem problem = batched_problem(1, 64);
+  problem.dtype = DType::kFloat32;
+  const F32Config config{128, 64, 4, 8, 2, false, false};
+  const float log2_e = std::log2(std::exp(1.0f));
+  alignas(64) static std::byte workspace[64];  // an address only
+  struct Expected {
+    double scale;
+    float forward;
+    float sign;
+    float backward;
+  };
+  for (const Expected& e : {Expected{0.5, 0.5f * log2_e, 1.0f, 0.5f * log2_e},
+                            {-0.5, 0.5f * log2_e, -1.0f, -0.5f * log2_e},
+                            {0.0, 1.0f, 0.0f, 0.0f},
+                            {-1e-60, FLT_MIN, -1.0f, -0.0f}}) {
+    problem.softmax_scale = e.scale;
+    const ForwardParamsF32 forward = forward_params_f32(problem, config);
+    EXPECT_FLOAT_EQ(forward.scale_log2, e.forward) << e.scale;
+    EXPECT_EQ(forward.score_sign, e.sign) << e.scale;
+    const BackwardParamsF32 backward = backward_params_f32(problem, workspace);
+    EXPECT_FLOAT_EQ(backward.scale_log2, e.backward) << e.scale;
+    EXPECT_FLOAT_EQ(backward.softmax_scale, static_cast<float>(e.scale)) << e.scale;
+  }
+  problem.softmax_scale = -1e39;
+  EXPECT_THROW(forward_params_f32(problem, config), Error);
+  EXPECT_THROW(backward_params_f32(problem, workspace), Error);
+  problem.softmax_scale = -0.5;
+  problem.softcap = 20.0;
+  const ForwardParamsF32 forward = forward_params_f32(problem, config);
+  EXPECT_FLOAT_EQ(forward.scale_log2, 20.0f * log2_e);
+  EXPECT_FLOAT_EQ(forward.softcap_scale, -0.025f);
+}
+
+TEST(Float32, Workspace) {
+  alignas(64) static std::byte workspace[64];  // addresses only
+  const AttentionProblem split = split_problem(3, 50, 30, 70);
+  const BackwardParamsF32 p = backward_params_f32(split, workspace);
+  const auto padded = [&](geometry::Half half, std::int64_t count) {
+    return padded_rows(split.layout, half, count);
+  };
+  const std::int64_t noisy = padded(geometry::Half::kNoisy, 100);
+  const std::int64_t clean = padded(geometry::Half::kClean, 30);
+  EXPECT_EQ(p.row_values[0].head_stride, noisy * 4);
+  EXPECT_EQ(p.row_values[0].batch_stride, 8 * noisy * 4);
+  EXPECT_EQ(p.row_values[1].head_stride, clean * 4);
+  EXPECT_EQ(p.row_values[1].data - p.row_values[0].data, 3 * 8 * noisy * 4);
+  EXPECT_EQ(workspace_bytes_f32(split), std::size_t(3 * 8 * (noisy + clean) * 16));
+
+  const AttentionProblem joint = batched_problem(3, 50);
+  const BackwardParamsF32 q = backward_params_f32(joint, workspace);
+  EXPECT_EQ(q.row_values[1].data, q.row_values[0].data);
+  EXPECT_EQ(workspace_bytes_f32(joint),
+            std::size_t(3 * 8 * padded_rows(joint.layout, geometry::Half::kNoisy, 100) * 16));
 }
 
 /// The workspace's arrays as (first, past the last) bytes.
@@ -243,6 +309,24 @@ TEST(Backward, Workspace) {
   EXPECT_LE(end, workspace_bytes(split, 128));
   EXPECT_LT(workspace_bytes(split, 128), end + 64);
 
+  // Where dQ is not summed.
+  BackwardConfig without = backward_of(128);
+  without.dq = false;
+  p = backward_params(split, without, workspace);
+  EXPECT_EQ(p.dq_width, 0);
+  for (const int half : {0, 1}) EXPECT_EQ(p.dq_sum[half].data, nullptr);
+  const auto values = [&](int half, std::int64_t rows) {
+    const auto* begin = reinterpret_cast<const std::byte*>(p.row_values[half].data);
+    return Span{static_cast<std::size_t>(begin - workspace),
+                static_cast<std::size_t>(begin - workspace) +
+                    static_cast<std::size_t>(3 * 8 * rows * 2) * sizeof(float)};
+  };
+  const Span noisy_values = values(0, padded(geometry::Half::kNoisy, 100));
+  const Span clean_values = values(1, padded(geometry::Half::kClean, 30));
+  EXPECT_EQ(noisy_values.begin, 0u);
+  EXPECT_EQ(clean_values.begin, noisy_values.end);
+  EXPECT_EQ(clean_values.end, workspace_bytes(split, 0));
+
   // Packed tensors have one batch entry.
   const AttentionProblem packed = interleaved_problem(3, 100);
   EXPECT_EQ(workspace_bytes(packed, 64),
@@ -270,6 +354,9 @@ TEST(Backward, Tensors) {
   EXPECT_EQ(p.dlse[1].head_stride, 5);
   EXPECT_EQ(p.group(), 4);
   EXPECT_FLOAT_EQ(p.softmax_scale, 0.125f);
+  EXPECT_FLOAT_EQ(p.scale_log2, 0.125f * std::log2(std::exp(1.0f)));
+  problem.softmax_scale = -0.125;  // P comes from the log-sum-exp, whatever the sign
+  EXPECT_FLOAT_EQ(backward_params(problem, backward_of(128), workspace).scale_log2, -p.scale_log2);
 }
 
 }  // namespace

@@ -54,35 +54,58 @@ void widen_rows(Tensor& tensor, std::int64_t stride) {
   tensor.stride[1] = stride;
 }
 
-void move_start(Tensor& tensor) { tensor.data = static_cast<char*>(tensor.data) + 2; }
-
-TEST(CudaRefusals, Float32) {
-  const Refusal refusal{[](Call& call) {
-                          AttentionArgs& args = call.args;
-                          AttentionGradients& g = call.gradients;
-                          for (Tensor* tensor : {&args.q, &args.k, &args.v, &call.outputs.out,
-                                                 &g.out, &g.dout, &g.dq, &g.dk, &g.dv}) {
-                            tensor->dtype = DType::kFloat32;
-                          }
-                        },
-                        ErrorKind::kNotImplemented,
-                        {"q is float32 on CUDA", "accepted: bfloat16, float16"}};
-  check_forward(refusal);
-  check_backward(refusal);
+void move_start(Tensor& tensor, int bytes = 2) {
+  tensor.data = static_cast<char*>(tensor.data) + bytes;
 }
 
-TEST(CudaRefusals, Deterministic) {
-  check_backward({[](Call& call) { call.args.deterministic = true; },
-                  ErrorKind::kNotImplemented,
-                  {"deterministic is True on CUDA", "accepted: False"}});
+/// All tensors float32; their memory is as large as before, and is not read.
+void make_float32(Call& call) {
+  AttentionArgs& args = call.args;
+  AttentionGradients& g = call.gradients;
+  for (Tensor* tensor :
+       {&args.q, &args.k, &args.v, &call.outputs.out, &g.out, &g.dout, &g.dq, &g.dk, &g.dv}) {
+    tensor->dtype = DType::kFloat32;
+  }
 }
 
-TEST(CudaRefusals, NegativeScale) {
-  const Refusal refusal{[](Call& call) { call.args.softmax_scale = -0.5; },
-                        ErrorKind::kNotImplemented,
-                        {"softmax_scale is -0.5 on CUDA"}};
-  check_forward(refusal);
-  check_backward(refusal);
+TEST(CudaRefusals, Float32Rows) {
+  check_forward({[](Call& call) {
+                   make_float32(call);
+                   widen_rows(call.args.k, 34);
+                 },
+                 ErrorKind::kValue,
+                 {"k has stride 34 in dimension 1", "multiples of 4"}});
+  check_backward({[](Call& call) {
+                    make_float32(call);
+                    widen_rows(call.gradients.dv, 34);
+                  },
+                  ErrorKind::kValue,
+                  {"dv has stride 34 in dimension 1", "multiples of 4"}});
+  check_forward({[](Call& call) {
+                   make_float32(call);
+                   move_start(call.args.v, 4);
+                 },
+                 ErrorKind::kValue,
+                 {"v starts at an address", "multiple of 16 bytes"}},
+                /*planned=*/false);
+}
+
+// What the kernels of float32 take: any sign of the scale, a backward pass that is the same each
+// time, strides of 4 elements, any strides of lse.
+TEST(CudaRefusals, NoneOfFloat32) {
+  if (runtime::report_driver().found) GTEST_SKIP() << "would run on the GPU";
+  const Refusal no_driver{[](Call& call) {
+                            make_float32(call);
+                            call.args.softmax_scale = -0.5;
+                            call.args.deterministic = true;
+                            widen_rows(call.args.k, 36);
+                            call.outputs.lse.stride[0] = 1000;
+                            call.gradients.lse.stride[0] = 1001;
+                          },
+                          ErrorKind::kRuntime,
+                          {"CUDA driver"}};
+  check_forward(no_driver);
+  check_backward(no_driver);
 }
 
 TEST(CudaRefusals, Strides) {

@@ -118,6 +118,13 @@ KERNELS: dict[str, Callable] = {
     "bf16 softcap dropout dim 128": lambda: batched(
         128, softcap=3.0, dropout_p=0.2, dropout_seed=3
     ),
+    **{
+        f"bf16 deterministic dim {dim}": lambda dim=dim: batched(dim, deterministic=True)
+        for dim in (64, 128, 256)
+    },
+    "bf16 deterministic softcap dropout dim 128": lambda: batched(
+        128, softcap=3.0, dropout_p=0.2, dropout_seed=3, deterministic=True
+    ),
     "f16 dim 64": lambda: batched(64, dtype=F16),
     "f16 dim 128": lambda: batched(128, dtype=F16),
 }
@@ -127,6 +134,7 @@ FEATURES: dict[str, Callable] = {
     "feature causal halves": lambda: batched(64, clean="causal", noisy="causal"),
     "feature clean first, views": lambda: batched(64, order="clean_noisy", num_views=2),
     "feature window": lambda: batched(64, clean_window=9),
+    "feature negative scale": lambda: batched(64, softmax_scale=-0.1),
     "feature heads, used, prefixes": lambda: batched(
         64, heads=(6, 2), batch=2, seqused=ints(ROWS, 33), prefix_lens=ints(0, 7)
     ),

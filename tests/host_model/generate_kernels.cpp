@@ -3,8 +3,8 @@
 //
 //   generate_kernels FOLDER PARTS [FAMILY]
 //
-// With a FAMILY (forward, forward_sm90 or backward): of a few kernels of that family only, for
-// planted bugs, with an entry point for --kernels of the operator table.
+// With a FAMILY (forward, forward_sm90, backward, deterministic or f32): of a few kernels of that
+// family only, for planted bugs, with an entry point for --kernels of the operator table.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -21,8 +21,10 @@ namespace stepwell::testing {
 namespace {
 
 const char* params_of(const cuda::AttentionKernel& kernel) {
+  if (std::holds_alternative<cuda::ForwardKernel>(kernel)) return "ForwardParams";
   if (std::holds_alternative<cuda::ForwardSm90Kernel>(kernel)) return "ForwardSm90Params";
-  return std::holds_alternative<cuda::ForwardKernel>(kernel) ? "ForwardParams" : "BackwardParams";
+  if (std::holds_alternative<cuda::ForwardF32Kernel>(kernel)) return "ForwardParamsF32";
+  return cuda::is_f32(kernel) ? "BackwardParamsF32" : "BackwardParams";
 }
 
 std::string key_text(const cuda::AttentionKernel& kernel) {
@@ -32,8 +34,12 @@ std::string key_text(const cuda::AttentionKernel& kernel) {
 std::string part_text(const std::vector<cuda::AttentionKernel>& kernels, std::size_t part,
                       std::size_t parts) {
   std::string code =
+      "#include \"cuda/attention/backward_dkv_f32.cuh\"\n"
+      "#include \"cuda/attention/backward_dq_f32.cuh\"\n"
+      "#include \"cuda/attention/backward_dq_sm80.cuh\"\n"
       "#include \"cuda/attention/backward_rows.cuh\"\n"
       "#include \"cuda/attention/backward_sm80.cuh\"\n"
+      "#include \"cuda/attention/forward_f32.cuh\"\n"
       "#include \"cuda/attention/forward_sm80.cuh\"\n"
       "#include \"cuda/attention/forward_sm90.cuh\"\n"
       "#include \"host_model/compiled_kernels.hpp\"\n";

@@ -30,14 +30,36 @@ std::vector<Modelled> modelled() {
     list.push_back({{64, 64, element, true, false}, false});
     list.push_back({{64, 64, element, false, true}, false});
     list.push_back({{64, 64, element, true, true}, false});
+    list.push_back({{64, 64, element, false, false, true}, true});
   }
+  for (const auto& [head_dim, head_dim_v] : kDims) {
+    if (head_dim != head_dim_v || head_dim == 64) continue;
+    list.push_back({{head_dim, head_dim_v, Element::kBFloat16, false, false, true}, true});
+  }
+  list.push_back({{64, 64, Element::kBFloat16, true, false, true}, false});
+  list.push_back({{64, 64, Element::kBFloat16, false, true, true}, false});
+  list.push_back({{64, 64, Element::kBFloat16, true, true, true}, false});
+  for (const int head_dim : cuda::kNativeHeadDimsF32) {
+    for (const int head_dim_v : cuda::kNativeHeadDimsF32) {
+      list.push_back({{head_dim, head_dim_v, Element::kFloat32, false, false}, true});
+    }
+  }
+  for (const auto& [softcap, dropout] : {std::pair{true, false}, {false, true}, {true, true}}) {
+    list.push_back({{64, 64, Element::kFloat32, softcap, dropout}, true});
+  }
+  // The tiles of the least shared memory draw dropout's numbers in their own way.
+  list.push_back({{256, 256, Element::kFloat32, false, true}, true});
   return list;
 }
 
 bool same(const KernelTraits& a, const KernelTraits& b) {
-  return cuda::native_head_dim(a.head_dim) == cuda::native_head_dim(b.head_dim) &&
-         cuda::native_head_dim(a.head_dim_v) == cuda::native_head_dim(b.head_dim_v) &&
-         a.element == b.element && a.softcap == b.softcap && a.dropout == b.dropout;
+  const auto native = [&a](int dim) {
+    return a.element == Element::kFloat32 ? cuda::native_head_dim_f32(dim)
+                                          : cuda::native_head_dim(dim);
+  };
+  return native(a.head_dim) == native(b.head_dim) && native(a.head_dim_v) == native(b.head_dim_v) &&
+         a.element == b.element && a.softcap == b.softcap && a.dropout == b.dropout &&
+         a.deterministic == b.deterministic;
 }
 
 bool is_small(const cuda::DeviceLimits& limits) {
@@ -68,10 +90,20 @@ std::vector<cuda::AttentionKernel> modelled_kernels() {
   for (const cuda::DeviceLimits& limits : modelled_limits()) {
     for (const Modelled& m : modelled()) {
       if (!is_modelled(m.traits, limits)) continue;
+      if (m.traits.element == Element::kFloat32) {
+        add(cuda::ForwardF32Kernel{cuda::forward_f32_config(m.traits, limits)});
+        add(cuda::BackwardDqF32Kernel{cuda::backward_dq_f32_config(m.traits, limits)});
+        add(cuda::BackwardDkvF32Kernel{cuda::backward_dkv_f32_config(m.traits, limits)});
+        continue;
+      }
       add(cuda::ForwardKernel{cuda::forward_config(m.traits, limits)});
       add(cuda::BackwardKernel{cuda::backward_config(m.traits, limits)});
       add(cuda::PrepareKernel{cuda::prepare_config(m.traits)});
-      add(cuda::FinishKernel{cuda::finish_config(m.traits)});
+      if (m.traits.deterministic) {
+        add(cuda::BackwardDqKernel{cuda::backward_dq_config(m.traits, limits)});
+      } else {
+        add(cuda::FinishKernel{cuda::finish_config(m.traits)});
+      }
     }
   }
   for (const int head_dim : {64, 128}) {
@@ -94,6 +126,18 @@ std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
     }
     return kernels;
   }
+  if (family == "f32") {
+    const cuda::DeviceLimits limits = cuda::limits_of(9, 0);
+    for (const KernelTraits& traits : {KernelTraits{64, 64, Element::kFloat32, false, false},
+                                       KernelTraits{64, 64, Element::kFloat32, true, true},
+                                       KernelTraits{128, 128, Element::kFloat32, false, false}}) {
+      kernels.emplace_back(cuda::ForwardF32Kernel{cuda::forward_f32_config(traits, limits)});
+      kernels.emplace_back(cuda::BackwardDqF32Kernel{cuda::backward_dq_f32_config(traits, limits)});
+      kernels.emplace_back(
+          cuda::BackwardDkvF32Kernel{cuda::backward_dkv_f32_config(traits, limits)});
+    }
+    return kernels;
+  }
   for (const cuda::DeviceLimits& limits : modelled_limits()) {
     for (const KernelTraits& traits : {KernelTraits{64, 64, Element::kBFloat16, false, false},
                                        KernelTraits{64, 64, Element::kBFloat16, true, true},
@@ -105,6 +149,15 @@ std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
         continue;
       }
       if (is_small(limits) && traits.softcap) continue;
+      if (family == "deterministic") {
+        KernelTraits deterministic = traits;
+        deterministic.deterministic = true;
+        if (!is_modelled(deterministic, limits)) continue;
+        kernels.emplace_back(cuda::BackwardKernel{cuda::backward_config(deterministic, limits)});
+        kernels.emplace_back(
+            cuda::BackwardDqKernel{cuda::backward_dq_config(deterministic, limits)});
+        continue;
+      }
       kernels.emplace_back(cuda::BackwardKernel{cuda::backward_config(traits, limits)});
       if (traits.softcap || is_small(limits)) continue;  // the others have no such options
       kernels.emplace_back(cuda::PrepareKernel{cuda::prepare_config(traits)});

@@ -57,9 +57,57 @@ std::vector<Region> regions_of(const cuda::BackwardKernel& kernel) {
       plan.bytes);
 }
 
+std::vector<Region> regions_of(const cuda::ForwardF32Kernel& kernel) {
+  const cuda::ForwardF32Plan plan = cuda::forward_f32_plan(kernel.config);
+  return regions_between(
+      {region("q", plan.q), region("k", plan.k), region("v", plan.v), region("p", plan.p),
+       region("row_bounds", plan.row_bounds, 2), region("phases", plan.phases, 2)},
+      plan.bytes);
+}
+
+std::vector<Region> regions_of(const cuda::BackwardDqF32Kernel& kernel) {
+  const cuda::BackwardDqF32Plan plan = cuda::backward_dq_f32_plan(kernel.config);
+  return regions_between(
+      {region("q", plan.q), region("dout", plan.dout), region("k", plan.k), region("v", plan.v),
+       region("ds", plan.ds), region("row_bounds", plan.row_bounds, 2),
+       region("phases", plan.phases, 2)},
+      plan.bytes);
+}
+
+std::vector<Region> regions_of(const cuda::BackwardDkvF32Kernel& kernel) {
+  const cuda::BackwardDkvF32Plan plan = cuda::backward_dkv_f32_plan(kernel.config);
+  return regions_between(
+      {region("k", plan.k), region("v", plan.v), region("q", plan.q), region("dout", plan.dout),
+       region("p", plan.p), region("row_values", plan.row_values),
+       region("row_bounds", plan.row_bounds), region("walks", plan.walks, 2),
+       region("rows", plan.rows)},
+      plan.bytes);
+}
+
+std::vector<Region> regions_of(const cuda::BackwardDqKernel& kernel) {
+  const cuda::BackwardDqPlan plan = cuda::backward_dq_plan(kernel.config);
+  return regions_between(
+      {region("q", plan.q), region("dout", plan.dout), region("k", plan.k, 2),
+       region("v", plan.v, 2), region("row_values", plan.row_values),
+       region("row_bounds", plan.row_bounds, 2), region("phases", plan.phases, 2),
+       region("warp_bounds", plan.warp_bounds, 2), region("result", plan.result)},
+      plan.bytes);
+}
+
 template <typename RowsKernel>
 std::vector<Region> regions_of(const RowsKernel&) {
   return {};
+}
+
+std::size_t params_bytes_of(const cuda::AttentionKernel& kernel) {
+  if (std::holds_alternative<cuda::ForwardKernel>(kernel)) return sizeof(cuda::ForwardParams);
+  if (std::holds_alternative<cuda::ForwardF32Kernel>(kernel)) {
+    return sizeof(cuda::ForwardParamsF32);
+  }
+  if (std::holds_alternative<cuda::ForwardSm90Kernel>(kernel)) {
+    return sizeof(cuda::ForwardSm90Params);
+  }
+  return cuda::is_f32(kernel) ? sizeof(cuda::BackwardParamsF32) : sizeof(cuda::BackwardParams);
 }
 
 }  // namespace
@@ -85,11 +133,9 @@ void ModelLauncher::launch(const cuda::AttentionKernel& kernel, std::int64_t cta
   if (found == kernels_.end()) {
     throw std::logic_error(cuda::spec_of(kernel).name + " is not in kernel_list.cpp");
   }
-  const std::size_t expected =
-      std::holds_alternative<cuda::ForwardKernel>(kernel)       ? sizeof(cuda::ForwardParams)
-      : std::holds_alternative<cuda::ForwardSm90Kernel>(kernel) ? sizeof(cuda::ForwardSm90Params)
-                                                                : sizeof(cuda::BackwardParams);
-  if (params_bytes != expected) throw std::logic_error("the parameters have another size");
+  if (params_bytes != params_bytes_of(kernel)) {
+    throw std::logic_error("the parameters have another size");
+  }
   host_model::Options options = options_;
   options.regions = std::visit([](const auto& k) { return regions_of(k); }, kernel);
   try {

@@ -261,6 +261,15 @@ __global__ void micro_max(const u32* in, u32* out) {
   to[4] = ptx::bits_of(ptx::mul_rn_f32(third, 0.3f) - high);
 }
 
+// A fused multiply-add, and what rounding takes from a product. out[64][2]
+__global__ void micro_fma(const u32* in, u32* out) {
+  const u32 thread = ptx::thread_index();
+  const float x = micro::small_float(in[thread]);
+  const float y = micro::small_float(in[64 + thread]);
+  out[thread * 2] = ptx::bits_of(ptx::fma_f32(x, y, micro::small_float(in[128 + thread])));
+  out[thread * 2 + 1] = ptx::bits_of(ptx::fma_f32(x, y, -(x * y)));
+}
+
 // ex2 and rcp. out[64][4]
 __global__ void micro_exponential(const u32* in, u32* out) {
   const u32 thread = ptx::thread_index();

@@ -61,6 +61,7 @@ const MicroKernel kKernels[] = {
     {"micro_stmatrix", micro_stmatrix, {}, 32, 1024, 256, 0, 0},
     {"micro_conversions", micro_conversions, {}, 64, 0, 64 * 6, 0, 0},
     {"micro_max", micro_max, {}, 64, 0, 320, 0, 0},
+    {"micro_fma", micro_fma, {}, 64, 0, 64 * 2, 0, 0},
     {"micro_mma_bf16", micro_mma_bf16, {}, 32, 0, 32 * 4, 1e-6, 3e-5},
     {"micro_mma_f16", micro_mma_f16, {}, 32, 0, 32 * 4, 1e-6, 3e-5},
     {"micro_exponential", micro_exponential, {}, 64, 0, 64 * 4, 4e-7, kTiny},

@@ -27,10 +27,22 @@ import planted_bugs_sm90 as sm90
 ROOT = Path(__file__).resolve().parent.parent.parent
 FORWARD = "cuda/attention/forward_sm80.cuh"
 BACKWARD = "cuda/attention/backward_sm80.cuh"
+DQ = "cuda/attention/backward_dq_sm80.cuh"
+KEY_WALK = "cuda/attention/key_walk.cuh"
+QUERY_ROWS = "cuda/attention/query_rows.cuh"
 SCORES = "cuda/attention/backward_scores.cuh"
 WALK = "cuda/attention/backward_walk.cuh"
 ROWS = "cuda/attention/backward_rows.cuh"
 SUMS = "cuda/attention/query_sums.hpp"
+FORWARD_F32 = "cuda/attention/forward_f32.cuh"
+BACKWARD_F32 = "cuda/attention/backward_f32.cuh"
+DQ_F32 = "cuda/attention/backward_dq_f32.cuh"
+DKV_F32 = "cuda/attention/backward_dkv_f32.cuh"
+KEY_WALK_F32 = "cuda/attention/key_walk_f32.cuh"
+MULTIPLY_F32 = "cuda/tile/multiply_f32.cuh"
+MATH_F32 = "cuda/tile/math_f32.cuh"
+DROPOUT_F32 = "cuda/tile/dropout_f32.cuh"
+TRANSPOSE = "cuda/tile/transpose.cuh"
 COPY = "cuda/tile/copy.cuh"
 MULTIPLY = "cuda/tile/multiply.cuh"
 SOFTMAX = "cuda/tile/softmax.cuh"
@@ -58,12 +70,14 @@ CASES = [
     "sequence_packed_empty",
     "many_anchors",
     "unsorted_ranges",
+    "ranges_with_gaps",
     "noisy_past_clean",
     "sequence_no_key",
     "heads7_1",
     "dim128_128",
     "dropout_softcap_gqa",
     "dropout_softcap_gqa_sequence",
+    "scale_negative",
 ]
 
 
@@ -90,15 +104,31 @@ def backward(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
     return Bug(name, "backward", path, old, new, **rest)
 
 
+def deterministic(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
+    return Bug(name, "deterministic", path, old, new, **rest)
+
+
+def f32(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
+    return Bug(name, "f32", path, old, new, **rest)
+
+
+# Each has kernels of its own; how the names of its cases end.
+FAMILIES = {
+    "forward": "bf16",
+    "forward_sm90": "bf16",
+    "backward": "bf16",
+    "deterministic": "deterministic_bf16",
+    "f32": "f32",
+}
 MMA = "cuda-model:mma"  # where the kernels for sm_90a take no problem from the others
 SMALL = "cuda-model:8.6"
-
 CONTROLS = [
-    Bug("none", "forward", quick=True, device=MMA),
-    Bug("none", "forward_sm90", quick=True),
-    Bug("none", "backward", quick=True),
+    Bug("none", family, quick=True, device=MMA if family == "forward" else "cuda-model")
+    for family in FAMILIES
 ]
 
+BAR = "ptx::bar_sync(0, C.threads());"
+TAIL_OUT = "write_zero_rows<C.threads()>(p.out[h], 0, head, first, count, p.head_dim_v);"
 TILE_HERE = "ptx::bar_sync(0, C.threads());  // this tile is here"
 BUGS = [
     forward(
@@ -119,7 +149,7 @@ BUGS = [
     forward(
         "barrier after the rows' intervals removed",
         FORWARD,
-        "ptx::bar_sync(0, C.threads()); // ---- the walk",
+        "ptx::bar_sync(0, C.threads());  // the rows' intervals",
         "//",
     ),
     forward(
@@ -128,40 +158,47 @@ BUGS = [
         "ptx::bar_sync(0, C.threads());  // Q is here",
         "//",
     ),
-    forward("syncwarp before the output is read removed", FORWARD, "ptx::syncwarp();", ""),
+    forward("syncwarp before the output is read removed", COPY, "ptx::syncwarp();", ""),
+    forward(
+        "wait for Q before it is negated removed",
+        FORWARD,
+        "ptx::cp_async_wait_group<0>(); negate",
+        "negate",
+    ),
+    forward("Q not negated", FORWARD, "if (p.negate_q != 0)", "if (p.negate_q > 1)"),
     forward(
         "next tile requested into the stage in use",
         FORWARD,
-        "stage ^= 1; if (more) request_kv(stage);",
-        "if (more) request_kv(stage); stage ^= 1;",
+        "stage ^= 1; if (more) walk.request(stage);",
+        "if (more) walk.request(stage); stage ^= 1;",
         quick=True,
     ),
     forward(
-        "first tile requested from the other half",
-        FORWARD,
-        "ptx::shfl_idx_pointer(k_rows, phase)",
-        "ptx::shfl_idx_pointer(k_rows, 1 - phase)",
+        "tile requested from the other half",
+        KEY_WALK,
+        "const u32 at = shared + kPlan.phases + phase * 32;",
+        "const u32 at = shared + kPlan.phases + (1 - phase) * 32;",
     ),
     forward(
         "O not rescaled",
         FORWARD,
-        "state.o[m][i][j] *= rescale[j / 2];",
+        "state.o[m][i][j] *= factors[j / 2];",
         ";",
         quick=True,
     ),
-    forward("row sum not rescaled", SOFTMAX, "state.row_sum[r] *= rescale[r];", ""),
+    forward("row sum not rescaled", SOFTMAX, "state.row_sum[r] *= rescale[r];", "", times=2),
     forward(
         "shuffle step dropped in the row sum",
         SOFTMAX,
-        "sum += ptx::shfl_xor_f32(sum, 2);",
-        "",
+        "return sum + ptx::shfl_xor_f32(sum, 2);",
+        "return sum;",
         quick=True,
     ),
     forward(
         "shuffle in a divergent branch",
         SOFTMAX,
         "sum += ptx::shfl_xor_f32(sum, 1);",
-        "if (lse[r] != sum && sum > 1.0f) sum += ptx::shfl_xor_f32(sum, 1);",
+        "if (sum > 1.0f) sum += ptx::shfl_xor_f32(sum, 1);",
     ),
     forward("lse in units of log 2", SOFTMAX, "* 0.6931471805599453f", ""),
     forward(
@@ -179,21 +216,21 @@ BUGS = [
     ),
     forward(
         "partial tile taken for full",
-        FORWARD,
-        "static_cast<i32>(bounds.w) >= first_key + C.tile_kv",
-        "static_cast<i32>(bounds.w) >= first_key + C.tile_kv - 1",
+        KEY_WALK,
+        "static_cast<i32>(bounds.w) >= first_key() + C.tile_kv",
+        "static_cast<i32>(bounds.w) >= first_key() + C.tile_kv - 1",
     ),
     forward(
         "last piece of a masked tile left out",
-        FORWARD,
-        "- first_key + 15, C.tile_kv) / 16",
-        "- first_key, C.tile_kv) / 16",
+        KEY_WALK,
+        "- first_key() + 15, C.tile_kv) / 16",
+        "- first_key(), C.tile_kv) / 16",
     ),
     forward(
         "first piece of a masked tile left out",
         FORWARD,
-        "first_piece & ~1",
-        "(first_piece + 1) & ~1",
+        "keys.first_piece & ~1",
+        "(keys.first_piece + 1) & ~1",
     ),
     forward(
         "noisy rows see their own clean block",
@@ -221,12 +258,14 @@ BUGS = [
         "k += (piece * 16 + lane / 16 * 8 + lane % 8) * kKRowBytes + lane / 8 % 2 * 16;",
         "k += (piece * 16 + lane / 8 % 2 * 8 + lane % 8) * kKRowBytes + lane / 16 * 16;",
     ),
-    forward("a row past the end read", COPY, "r < rows;", "r <= rows;"),
+    forward(
+        "a row past the end read", COPY, "r + row < len - first &&", "r + row <= len - first &&"
+    ),
     forward(
         "a row past the end written",
-        FORWARD,
-        "warp_row + row < row_count && chunk",
-        "warp_row + row <= row_count && chunk",
+        COPY,
+        "r + row < count && column",
+        "r + row <= count && column",
     ),
     forward(
         "dropout: wrong words traded",
@@ -239,7 +278,7 @@ BUGS = [
     forward(
         "dropout: clean keys take the noisy keys' numbers",
         FORWARD,
-        "dropout.clean_keys = phase;",
+        "dropout.clean_keys = walk.phase;",
         "dropout.clean_keys = 0;",
     ),
     forward(
@@ -288,8 +327,8 @@ BUGS = [
     backward(
         "barrier after dK and dV are stored removed",
         BACKWARD,
-        "ptx::bar_sync(0, C.threads()); const KeyTile",
-        "const KeyTile",
+        "ptx::bar_sync(0, C.threads()); KeyTileWalk",
+        "KeyTileWalk",
     ),
     backward(
         "next tile requested before barrier C",
@@ -409,7 +448,7 @@ BUGS = [
     ),
     backward(
         "words of dQ's rows in the wrong order",
-        ROWS,
+        TRANSPOSE,
         "upper ? word[j] : word[j + step]",
         "upper ? word[j + step] : word[j]",
     ),
@@ -420,6 +459,263 @@ BUGS = [
         TILES,
         "return {reaching.begin - query_position, reaching.end - query_position};",
         "return {reaching.begin - query_position, reaching.end - 1 - query_position};",
+    ),
+    f32(
+        "wait for K leaves it in flight",
+        FORWARD_F32,
+        "ptx::cp_async_wait_group<1>(); ptx::bar_sync(0, C.threads());  // K is here",
+        "ptx::cp_async_wait_group<2>(); ptx::bar_sync(0, C.threads());  // K is here",
+        quick=True,
+    ),
+    f32("barrier before K is read removed", FORWARD_F32, f"{BAR}  // K is here", "//"),
+    f32("next K requested while K is read", FORWARD_F32, f"{BAR}  // all are done with K", "//"),
+    f32("next V requested while V is read", FORWARD_F32, f"{BAR}  // all are done with V", "//"),
+    f32("barrier before V is read removed", FORWARD_F32, f"{BAR}  // V is here, and P", "//"),
+    f32(
+        "output not rescaled",
+        FORWARD_F32,
+        "row_sum[i] = ptx::fma_f32(row_sum[i], rescale[i], sum);",
+        "row_sum[i] = ptx::fma_f32(row_sum[i], rescale[i], sum); rescale[i] = 1.0f;",
+        quick=True,
+    ),
+    f32(
+        "mask off by one",
+        FORWARD_F32,
+        "!seen.contains(first_key + j * 8 + lane % 8)",
+        "!seen.contains(first_key + j * 8 + lane % 8 - 1)",
+    ),
+    f32(
+        "dropped pairs leave the sum",
+        FORWARD_F32,
+        "if ((dropped >> (i * kColumns + j) & 1) != 0) s[i][j] = 0.0f;",
+        "if ((dropped >> (i * kColumns + j) & 1) != 0) row_sum[i] -= s[i][j], s[i][j] = 0.0f;",
+    ),
+    f32(
+        "warps take part by the rows of the next",
+        FORWARD_F32,
+        "walk.meets(warp_row + lane)",
+        "walk.meets((warp_row + C.warp_rows()) % C.tile_rows() + lane)",
+    ),
+    f32(
+        "lse in units of log 2",
+        FORWARD_F32,
+        "top * 0.69314718055994530942 + log_f64(sum)",
+        "top + log_f64(sum)",
+    ),
+    f32("tail rows of out left as they are", FORWARD_F32, TAIL_OUT, "(void)count;"),
+    f32(
+        "walk stops at the first gap",
+        KEY_WALK_F32,
+        "for (; tile < end; ++tile) {",
+        "if (tile < end) {",
+    ),
+    f32(
+        "clean keys start at the own view's first row",
+        KEY_WALK_F32,
+        "thread == 0 ? query.first_row : query.sample.clean_kv.first",
+        "query.first_row",
+    ),
+    f32(
+        "row sums of one lane too few",
+        MULTIPLY_F32,
+        "for (u32 step = 1; step < 8; step *= 2) x += ",
+        "for (u32 step = 1; step < 4; step *= 2) x += ",
+    ),
+    f32(
+        "columns past the last group of 32 written",
+        MULTIPLY_F32,
+        "if (g * 32 + column >= dim) continue;",
+        "",
+    ),
+    f32("rows past the end written", MULTIPLY_F32, "if (i * 4 >= rows_left) continue;", ""),
+    f32(
+        "dot products stop at a slice",
+        MULTIPLY_F32,
+        "for (int first = 0; first < dim; first += kChain)",
+        "for (int first = 0; first < kChain; first += kChain)",
+    ),
+    f32(
+        "logarithm without its last terms",
+        MATH_F32,
+        "double p = 1.0 / 15;",
+        "double p = 1.0 / 15; return exponent * 0.69314718055994530942 + 2.0 * t;",
+    ),
+    f32(
+        "dropout words in another order",
+        TRANSPOSE,
+        "upper ? word[j] : word[j + step]",
+        "upper ? word[j + step] : word[j]",
+    ),
+    f32(
+        "dropout by the upper four keys",
+        DROPOUT_F32,
+        "column + lane % 8 / 4 * 4",
+        "column + 4 - lane % 8 / 4 * 4",
+    ),
+    f32(
+        "log-sum-exp not mended",
+        DQ_F32,
+        "values.factor = 1.0f / (1.0f + excess);",
+        "",
+    ),
+    f32("delta not mended", DQ_F32, "values.delta += correction;", ""),
+    f32("next V requested while V is read (dQ)", DQ_F32, f"{BAR}  // all are done with V", "//"),
+    f32("next K requested while K is read (dQ)", DQ_F32, f"{BAR}  // all are done with K", "//"),
+    f32("barrier before K is read removed (dQ)", DQ_F32, f"{BAR}  // K is here", "//"),
+    f32("syncwarp before dS is read removed", DQ_F32, "ptx::syncwarp();", ""),
+    f32("hidden pairs stay in dS", DQ_F32, "seen[i].contains(j * 8) ? ds * x.slope : 0.0f", "ds"),
+    f32(
+        "row values of another row kept",
+        DQ_F32,
+        "tile.rows.begin + first_row + i * 4;",
+        "tile.rows.begin + first_row + (i ^ 1) * 4;",
+    ),
+    f32(
+        "slope of the cap forgotten",
+        BACKWARD_F32,
+        "slope = ptx::fma_f32(-s, s, 1.0f);",
+        "",
+    ),
+    f32(
+        "next dO requested while dO is read",
+        DKV_F32,
+        f"{BAR}  // all are done with dO, and dS is here",
+        "//",
+        quick=True,
+    ),
+    f32(
+        "next Q requested while Q is read",
+        DKV_F32,
+        f"{BAR}  // all are done with Q, row values and intervals",
+        "//",
+    ),
+    f32(
+        "wait for Q and row values removed",
+        DKV_F32,
+        f"ptx::cp_async_wait_group<0>(); {BAR}  // Q and the row values are here",
+        f"{BAR}  //",
+    ),
+    f32(
+        "dS written while P is read",
+        DKV_F32,
+        "ptx::syncwarp(); store_scores_f32(p_row + lane % 8 * 4, C.score_bytes(), dp);",
+        "store_scores_f32(p_row + lane % 8 * 4, C.score_bytes(), dp);",
+    ),
+    f32(
+        "query heads of the group left out",
+        DKV_F32,
+        "p.group() * segments,",
+        "segments,",
+    ),
+    f32(
+        "dlse forgotten in dK",
+        DKV_F32,
+        "((dp[i][j] - row.delta) + row.dlse)",
+        "(dp[i][j] - row.delta)",
+    ),
+    f32(
+        "dropout takes clean keys for noisy ones",
+        DKV_F32,
+        "walk.segment(), 0); dropout.clean_keys = kh;",
+        "walk.segment(), 0); dropout.clean_keys = 1 - kh;",
+    ),
+    deterministic(
+        "wait for K and V removed",
+        DQ,
+        "ptx::cp_async_wait_group<0>(); " + TILE_HERE,
+        TILE_HERE,
+        quick=True,
+    ),
+    deterministic("barrier of the loop removed", DQ, TILE_HERE, "//"),
+    deterministic(
+        "barrier after the rows' intervals removed",
+        DQ,
+        "ptx::bar_sync(0, C.threads());  // the rows' intervals",
+        "//",
+    ),
+    deterministic("last barrier removed", DQ, "ptx::bar_sync(0, C.threads());  // Q is here", "//"),
+    deterministic(
+        "next tile requested into the stage in use",
+        DQ,
+        "stage ^= 1; if (more) walk.request(stage);",
+        "if (more) walk.request(stage); stage ^= 1;",
+    ),
+    deterministic(
+        "first piece of a masked tile left out",
+        DQ,
+        "keys.first_piece * 16 / kStep",
+        "(keys.first_piece + 1) * 16 / kStep",
+    ),
+    deterministic(
+        "last piece of a masked tile left out",
+        DQ,
+        "key < keys.last_piece * 16",
+        "key < keys.last_piece * 16 - 16",
+        quick=True,
+    ),
+    deterministic(
+        "mask off by one",
+        SCORES,
+        "seen.contains(key + i * 8 + j)",
+        "seen.contains(key + i * 8 + j - 1)",
+    ),
+    deterministic(
+        "16 rows masked as those before them",
+        DQ,
+        "bounds + (m * 16 + lane / 4) * 8",
+        "bounds + lane / 4 * 8",
+    ),
+    deterministic(
+        "log-sum-exp and delta of the segment's first rows",
+        DQ,
+        "(padded + rows.valid.begin) * 2",
+        "padded * 2",
+    ),
+    deterministic(
+        "second row's log-sum-exp and delta not copied", DQ, "left > 1   ? 16", "left > 1 ? 8"
+    ),
+    deterministic("delta of the row before", DQ, "values + m * 128 + 68", "values + m * 128 + 4"),
+    deterministic("dQ not scaled", DQ, "return x * p.softmax_scale;", "return x;"),
+    deterministic(
+        "K without .trans",
+        MULTIPLY,
+        "multiply_step<kElement, true>(c, ra, b + step * 16 * b_bytes, 32);",
+        "multiply_step<kElement, false>(c, ra, b + step * 16 * b_bytes, 32);",
+        times=2,
+    ),
+    deterministic(
+        "dropout: clean keys take the noisy keys' numbers",
+        DQ,
+        "dropout.clean_keys = walk.phase;",
+        "dropout.clean_keys = 0;",
+    ),
+    deterministic(
+        "dropout: second 16 rows take the first ones' numbers",
+        DQ,
+        "dropped_bits<kTiles>(dropout, m * 16,",
+        "dropped_bits<kTiles>(dropout, 0,",
+    ),
+    deterministic(
+        "padding keeps what it held",
+        QUERY_ROWS,
+        "!rows.padding.empty()",
+        "rows.padding.size() > 99",
+    ),
+    deterministic(
+        "tail of a packed tensor begins a row late",
+        QUERY_ROWS,
+        "tail.first + row,",
+        "tail.first + row + 1,",
+    ),
+    deterministic(
+        "head of another group", QUERY_ROWS, "item.head_kv * p.grid.query_heads", "item.head_kv"
+    ),
+    deterministic(
+        "barrier B of dK and dV alone removed",
+        BACKWARD,
+        "ptx::bar_sync(0, C.threads());  // B",
+        "//",
+        times=2,
     ),
 ]
 
@@ -438,7 +734,10 @@ def cases_of(family: str) -> list[str]:
 def deletions() -> list[Bug]:
     """One bug for each synchronising statement of the kernels: it is removed."""
     bugs = []
-    for family, path in (("forward", FORWARD), ("backward", BACKWARD)):
+    sources = [("forward", FORWARD), ("forward", KEY_WALK), ("backward", BACKWARD)]
+    sources += [("deterministic", DQ)]
+    sources += [("f32", path) for path in (FORWARD_F32, DQ_F32, DKV_F32)]
+    for family, path in sources:
         text = (ROOT / "src" / path).read_text()
         for match in re.finditer(SYNCHRONISING, text):
             line = text.count("\n", 0, match.start()) + 1
@@ -477,7 +776,7 @@ class Prober:
     def __init__(self, build: Path, compiler: str, work: Path) -> None:
         self.build, self.compiler, self.work = build, compiler, work
         self.generated = {}
-        for family in ("forward", "forward_sm90", "backward"):
+        for family in FAMILIES:
             folder = work / family
             folder.mkdir()
             generator = build / "tests" / "host_model" / "generate_model_kernels"
@@ -519,7 +818,7 @@ class Prober:
     def run(self, library: Path, mode: str, bug: Bug) -> tuple[str, str]:
         """How the bug shows ("-": not at all), and the message."""
         cases = cases_of(bug.family)
-        names = ":".join(f"*/{case}_bf16" for case in cases)
+        names = ":".join(f"*/{case}_{FAMILIES[bug.family]}" for case in cases)
         command = [
             self.build / "tests" / "test_operators",
             f"--device={bug.device}",
@@ -563,7 +862,7 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "cpu")
     parser.add_argument("--compiler", default=os.environ.get("CXX", "g++"))
     parser.add_argument("--only", default="", help="part of the bugs' names")
-    parser.add_argument("--family", choices=["forward", "forward_sm90", "backward"])
+    parser.add_argument("--family", choices=list(FAMILIES))
     parser.add_argument("--quick", action="store_true", help="the few bugs that CI runs")
     parser.add_argument("--matrix", action="store_true", help="every mode, not only checked")
     parser.add_argument("--delete", action="store_true", help="remove synchronising statements")

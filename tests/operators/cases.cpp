@@ -465,6 +465,11 @@ void add_split(std::vector<Case>& cases) {
   for (int j = 0; j < 20; ++j) c.block_ranges.insert(c.block_ranges.end(), {0, j * 67 % 200});
   c.num_blocks = 20;
   cases.push_back(c);
+  // Tiles that no row of a tile sees, between two that some rows see.
+  c = split("ranges_with_gaps", blocks(32), {160}, {400});
+  c.block_ranges = {0, 1, 390, 400, 150, 160, 64, 65, 3, 5};
+  c.num_blocks = 5;
+  cases.push_back(c);
   c = split("sliding_ranges", blocks(8, CleanAttention::kCausal), {96}, {96});
   for (int j = 0; j < 12; ++j)
     c.block_ranges.insert(c.block_ranges.end(), {std::max(0, 8 * j - 20), 8 * j});

@@ -1,5 +1,6 @@
 // Probes that random data does not replace: which keys a row sees, what may influence what, and
 // which gradients are exactly zero.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,25 +22,29 @@ namespace {
 using geometry::Half;
 
 /// The masks, layouts and lengths of the operator table with small heads and no options; every
-/// `step`th of them.
-std::vector<Case> probe_cases(std::int64_t most_rows,
-                              std::size_t step = test_runner().probe_step()) {
+/// `step`th of them, and of these every other one with `deterministic` where that takes other
+/// kernels.
+std::vector<Case> probe_cases(std::int64_t most_rows, std::size_t step = test_runner().probe_step(),
+                              const std::vector<DType>& dtypes = test_runner().probed_dtypes()) {
   std::vector<Case> cases;
   std::size_t count = 0;
-  for (Case c : operator_cases()) {
-    const Extents e = extents_of(c);
-    if (e.batch * (e.rows_q[kFirst] + e.rows_q[kClean]) > most_rows) continue;
-    if (e.batch * (e.rows_kv[kFirst] + e.rows_kv[kClean]) > most_rows) continue;
-    c.heads_q = 2;
-    c.heads_kv = 1;
-    c.head_dim = c.head_dim_v = 16;
-    c.softcap = c.dropout_p = 0.0;
-    c.dropout_tensor = false;
-    c.dropout_seed = c.dropout_offset = 0;
-    c.softmax_scale.reset();
-    c.input_scale = 1.0;
-    c.deterministic = false;
-    if (count++ % step == 0) cases.push_back(test_runner().nearest(c));
+  for (const DType dtype : dtypes) {
+    for (Case c : operator_cases()) {
+      const Extents e = extents_of(c);
+      if (e.batch * (e.rows_q[kFirst] + e.rows_q[kClean]) > most_rows) continue;
+      if (e.batch * (e.rows_kv[kFirst] + e.rows_kv[kClean]) > most_rows) continue;
+      c.dtype = dtype;
+      c.heads_q = 2;
+      c.heads_kv = 1;
+      c.head_dim = c.head_dim_v = 16;
+      c.softcap = c.dropout_p = 0.0;
+      c.dropout_tensor = false;
+      c.dropout_seed = c.dropout_offset = 0;
+      c.softmax_scale.reset();
+      c.input_scale = 1.0;
+      c.deterministic = test_runner().has_deterministic_kernels() && cases.size() % 2 == 1;
+      if (count++ % step == 0) cases.push_back(test_runner().nearest(c));
+    }
   }
   return cases;
 }
@@ -64,7 +69,7 @@ bool same_row(const Array* a, const Array* b, const Place& place) {
 
 /// Of dq: up to the last bit where the backend adds its terms in any order.
 bool same_dq_row(const Case& c, const Array* a, const Array* b, const Place& place) {
-  if (test_runner().same_dq_bits()) return same_row(a, b, place);
+  if (test_runner().same_dq_bits(c)) return same_row(a, b, place);
   for (std::int64_t h = 0; h < a[place.set].heads; ++h) {
     const double* x = a[place.set].at(place.batch, place.row, h);
     const double* y = b[place.set].at(place.batch, place.row, h);
@@ -102,6 +107,7 @@ TEST(OneHotProbe, RowsSeeExactlyTheMask) {
     c.head_dim_v = kColumns;
     c.expanded_dout = false;
     c.with_dlse = false;
+    c = test_runner().nearest(c);
     const std::vector<SampleModel> samples = samples_of(c);
     std::size_t keys = 0;
     std::size_t queries = 0;
@@ -244,12 +250,13 @@ TEST(LeakProbe, QueriesInfluenceOnlyKeysTheySee) {
 
 // Masks of blocks and equal halves: noisy block j does not see clean block j, and no other row sees
 // noisy block j.
-TEST(LeakProbe, Blocks) {
+void expect_no_leaks_between_blocks(DType dtype) {
   constexpr int kLen = 26;
   constexpr int kBlock = 4;
   for (const CleanAttention clean : {CleanAttention::kBlock, CleanAttention::kCausal}) {
     for (const NoisyAttention noisy : {NoisyAttention::kBidirectional, NoisyAttention::kCausal}) {
       Case c;
+      c.dtype = dtype;
       DiffusionMask mask;
       mask.block_size = kBlock;
       mask.clean = clean;
@@ -319,23 +326,62 @@ TEST(PoisonProbe, PaddingNeverInfluencesAResult) {
   }
 }
 
+TEST(LeakProbe, Blocks) {
+  for (const DType dtype : test_runner().probed_dtypes()) expect_no_leaks_between_blocks(dtype);
+}
+
 // A valid key that a row does not see never influences the row, however large it is.
 TEST(PoisonProbe, HugeKeysStayUnseen) {
-  for (Case c : probe_cases(120)) {
-    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-      c.dtype = dtype;
-      if (!test_runner().takes(c)) continue;
-      SCOPED_TRACE(c.name);
-      const double huge = dtype == DType::kFloat16 ? 6e4 : 1e30;
-      expect_unseen_keys_have_no_influence(
-          c, 5, [huge, dtype](Inputs& inputs, const Place& key, Random& random) {
-            const double sign = random.chance(0.5) ? 1.0 : -1.0;
-            set_row(inputs.k, key, sign * rounded(dtype, huge));
-            set_row(inputs.v, key, rounded(dtype, huge));
-          });
-      if (HasFatalFailure()) return;
+  for (const Case& c : probe_cases(120, test_runner().probe_step(),
+                                   {DType::kFloat32, DType::kBFloat16, DType::kFloat16})) {
+    SCOPED_TRACE(c.name);
+    const double huge = c.dtype == DType::kFloat16 ? 6e4 : 1e30;
+    expect_unseen_keys_have_no_influence(
+        c, 5, [huge, &c](Inputs& inputs, const Place& key, Random& random) {
+          const double sign = random.chance(0.5) ? 1.0 : -1.0;
+          set_row(inputs.k, key, sign * rounded(c.dtype, huge));
+          set_row(inputs.v, key, rounded(c.dtype, huge));
+        });
+    if (HasFatalFailure()) return;
+  }
+}
+
+// ----------------------------------------------------------------------------------- large scores
+
+// Scores up to 2^20 and 2^28 in units of log 2, whose products with the scale a float cannot hold:
+// all weight is on a row's greatest, of which there are often several. Products are sums of equal
+// powers of two with either sign, and exact.
+TEST(ScoreProbe, PastAFloatsPrecision) {
+  std::size_t count = 0;
+  for (Case c : probe_cases(280, std::max<std::size_t>(8, 2 * test_runner().probe_step()),
+                            {DType::kFloat32, DType::kBFloat16, DType::kFloat16})) {
+    for (const int head_dim : {64, 128}) {
+      for (const double size : {512.0, 8192.0}) {
+        c.head_dim = c.head_dim_v = head_dim;
+        if (!test_runner().takes(c)) continue;
+        SCOPED_TRACE(fmt::format("{} {} {}", c.name, head_dim, size));
+        Inputs inputs = random_inputs(c, ++count);
+        for (Array* arrays : {inputs.q, inputs.k}) {
+          for (const int set : {kFirst, kClean}) {
+            for (double& x : arrays[set].values) {
+              if (!std::isnan(x)) x = std::copysign(size, x);
+            }
+          }
+        }
+        Call call(c, inputs);
+        if (!test_runner().refusal(c).empty()) continue;
+        test_runner().forward(c, call);
+        const Results expected = expected_results(c, inputs);
+        Results got = expected;
+        for (const int set : {kFirst, kClean}) {
+          got.out[set] = call.results().out[set];
+          got.lse[set] = call.results().lse[set];
+        }
+        ASSERT_EQ(first_error(c, got, expected, plain_results(c, inputs)), "");
+      }
     }
   }
+  EXPECT_GE(count, 20u);
 }
 
 // -------------------------------------------------------------------------------- gradient halves

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "operators/cases.hpp"
 #include "operators/operands.hpp"
@@ -16,16 +17,18 @@ class Runner {
   /// Whether it has the case's dtype and kernels.
   virtual bool takes(const Case& c) const = 0;
   /// Part of the error, where the backend refuses the case by name; "": it does not.
-  virtual std::string forward_refusal(const Case&) const { return ""; }
-  /// The same of an option that only the backward pass refuses: `deterministic`.
-  virtual std::string backward_refusal(const Case&) const { return ""; }
+  virtual std::string refusal(const Case&) const { return ""; }
+  /// Whether `deterministic` takes other kernels.
+  virtual bool has_deterministic_kernels() const { return false; }
   /// The case, or one like it that the runner takes.
   virtual Case nearest(Case c) const { return c; }
   /// float32 ulps of the largest sum of absolute terms that a result may be off by, beside twice
-  /// the plain error: of backends whose backward starts from a rounded lse and out.
-  virtual double term_ulps() const { return 0.0; }
+  /// the plain error: of kernels whose backward starts from a rounded lse and out.
+  virtual double term_ulps(const Case&) const { return 0.0; }
   /// Whether a call gives the same bits of dq each time.
-  virtual bool same_dq_bits() const { return true; }
+  virtual bool same_dq_bits(const Case&) const { return true; }
+  /// Whose kernels are probed with many calls: a dtype of each kind of kernel.
+  virtual std::vector<DType> probed_dtypes() const { return {DType::kFloat32}; }
   /// How many random cases it has the time for.
   virtual std::uint64_t random_cases() const { return 400; }
   /// It has the time for one in so many of the cases that are probed with many calls each.
@@ -42,7 +45,7 @@ struct RunnerOptions {
   /// Of the host model:
   ///   checked  race check, late copies, warps in order
   ///   plain    no race check; reversed and random orders, early and late copies in turn
-  ///   mixed    bf16 cases checked, f16 cases plain
+  ///   mixed    bf16 cases checked, f16 cases plain, f32 cases one or the other
   ///   SCHEDULE-DELIVERY or SCHEDULE-DELIVERY-checked, such as reverse-late
   std::string mode = "mixed";
   /// Of the host model: a library with other kernels (planted_bugs.py).

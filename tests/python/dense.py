@@ -111,7 +111,9 @@ def attention(q, k, v, mask, *, scale=None, softcap=0.0, keep=None, dropout_p=0.
     group = q.shape[2] // k.shape[2]
     k = k.repeat_interleave(group, dim=2)
     v = v.repeat_interleave(group, dim=2)
-    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * (scale or q.shape[-1] ** -0.5)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * (
+        q.shape[-1] ** -0.5 if scale is None else scale
+    )
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     mask = mask[:, None]

@@ -39,7 +39,7 @@ def norm(x):
     return x.double().nan_to_num(neginf=0.0).norm().item()
 
 
-def assert_within_twice_plain_torch(case, tensors, scale=None, softcap=0.0):
+def assert_within_twice_plain_torch(case, tensors, scale=None, softcap=0.0, deterministic=False):
     """Norms of the errors, against the larger one of torch's eager operators and its SDPA."""
     dtype = next(iter(tensors.values())).dtype
     mask = case.dense_mask()
@@ -58,7 +58,7 @@ def assert_within_twice_plain_torch(case, tensors, scale=None, softcap=0.0):
         return out.transpose(1, 2), None
 
     def ours(tensors):
-        return case.run(tensors, softmax_scale=scale, softcap=softcap)
+        return case.run(tensors, softmax_scale=scale, softcap=softcap, deterministic=deterministic)
 
     exact_tensors = {name: x.double() for name, x in tensors.items()}
     exact = results(case, exact_tensors, dout, dlse, eager)

@@ -23,6 +23,7 @@ struct BackwardConfig {
   bool stmatrix;  // sm_90 and later have it
   bool softcap;
   bool dropout;
+  bool dq;  // sums dQ too; else backward_dq_sm80.cuh computes it
 
   constexpr int threads() const { return warps * 32; }
   /// Each warp has keys of its own (warps_key = warps) and computes S^T for them, 32 query rows at

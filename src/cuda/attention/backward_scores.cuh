@@ -70,7 +70,7 @@ __device__ __forceinline__ void store_scores(u32 to, const u32 (&pairs)[kTiles][
 /// An accumulator's S becomes P: `kept` as dV takes it, and `factor`, what dP - delta is multiplied
 /// with (P before dropout, times the slope of the cap). lse(i, j) is that of an element's row;
 /// for_each_hidden(hide) calls hide(i, j) for hidden ones, `dropped` has a bit for each.
-template <BackwardConfig C, int kTiles, class Lse, class ForEachHidden>
+template <auto C, int kTiles, class Lse, class ForEachHidden>
 __device__ __forceinline__ void probabilities(const ScoreParams& p, float (&s)[kTiles][4],
                                               Lse&& lse, ForEachHidden&& for_each_hidden,
                                               u32 dropped, u32 (&kept)[kTiles][2],
@@ -85,7 +85,7 @@ __device__ __forceinline__ void probabilities(const ScoreParams& p, float (&s)[k
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if constexpr (C.softcap) slope[i][j] = 1.0f - s[i][j] * s[i][j];
-      s[i][j] = ptx::ex2_approx(s[i][j] * p.scale_log2 - lse(i, j));
+      s[i][j] = ptx::ex2_approx(ptx::fma_f32(s[i][j], p.scale_log2, -lse(i, j)));
       if constexpr (!kPackedLimit) s[i][j] = ptx::min_nan_f32(s[i][j], 1.0f);
     }
   }
@@ -115,7 +115,7 @@ __device__ __forceinline__ void probabilities(const ScoreParams& p, float (&s)[k
 }
 
 /// The same accumulator's dS = factor (dP - delta).
-template <BackwardConfig C, int kTiles, class Delta, class ForEachHidden>
+template <auto C, int kTiles, class Delta, class ForEachHidden>
 __device__ __forceinline__ void score_gradients(const ScoreParams& p, float (&dp)[kTiles][4],
                                                 const u32 (&factor)[kTiles][2], Delta&& delta,
                                                 ForEachHidden&& for_each_hidden, u32 dropped,

@@ -10,6 +10,9 @@
 //   S = Q K^T   P = exp2(S - lse)   dP = dO V^T   dS = P (dP - delta)
 //   dV += P^T dO   dK += dS^T Q   dQ += dS K (added to float32 sums in global memory)
 //
+// The sums of dQ come in any order. Without `dq` they are left to a kernel of query rows
+// (backward_dq_sm80.cuh), in place of `finish`.
+//
 // Two ways to divide the products among the warps:
 //   by tile  each product in its own way; P and dS go through shared memory
 //   by key   each warp has keys of its own and computes S^T for them: P and dS go on from its
@@ -38,10 +41,6 @@
 #include "geometry/tiles.hpp"
 
 namespace stepwell::cuda {
-
-__device__ __forceinline__ u16* head_rows(const HalfRows& rows, i64 batch, i64 row, i32 head) {
-  return rows.data + batch * rows.batch_stride + row * rows.row_stride + head * rows.head_stride;
-}
 
 template <BackwardConfig C>
 __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p) {
@@ -85,7 +84,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       }
       return;
     }
-    const KeyTile tile = locate_key_tile<C>(p, item);
+    const KeyTile tile = locate_key_tile(p, item, C.tile_kv);
     const i64 batch = tile.sample.batch_index;
     if (!tile.padding.empty()) {
       const i64 row = tile.first_row + tile.padding.begin;
@@ -108,7 +107,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       const Half half = warp == 0 ? Half::kNoisy : Half::kClean;
       QueryWalk walk{};
       if (half == Half::kNoisy || kh == 1) {
-        walk = query_walk<C>(tile.sample.mask, half, tile.half, tile.keys);
+        walk = query_walk(tile.sample.mask, half, tile.half, tile.keys, C.tile_q, C.tile_kv);
       }
       ptx::st_shared_object(shared + kPlan.walks + warp * kWalkBytes, walk);
     } else if (warp == 2 && lane == 0) {
@@ -282,7 +281,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     const auto add_dq = [&] {
       float dq[kDqAtoms][kDqPieces * 2][4] = {};
       const auto add_keys = [&](int key, auto keys_at_once) {
-        multiply_columns<C.element, kDqAtoms, kDqPieces, decltype(keys_at_once)::value / 16,
+        multiply_columns<C.element, kDqAtoms, kDqPieces, decltype(keys_at_once)::kValue / 16,
                          C.by_key()>(dq, again().dq_a() + key * (C.by_key() ? kScoreBytes : 2),
                                      kScoreBytes, again().dq_b() + key * kDimBytes, kDimBytes);
       };
@@ -314,7 +313,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     if constexpr (C.by_key()) {
       static_assert(C.stages == 1 && !C.dropout);
       const auto add_rows = [&](int row, auto masked) {
-        constexpr bool kMasked = decltype(masked)::value;
+        constexpr bool kMasked = decltype(masked)::kValue;
         constexpr int kTiles = 4;  // 32 rows
         const ScoreParams score{p.scale_log2, p.softcap_scale, p.dropout.keep_scale};
         const int first = stage * C.tile_q + row + here().lane() % 4 * 2;
@@ -361,8 +360,10 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
           score_gradients<C>(
               score, dp[m], factor[m], [&](int i, int j) { return delta[i][j % 2]; }, hidden(m), 0u,
               ds[m]);
-          store_scores<C.stmatrix, kScoreBytes>(
-              again().scores_at() + m * 16 * kScoreBytes + row * 2, ds[m]);
+          if constexpr (C.dq) {
+            store_scores<C.stmatrix, kScoreBytes>(
+                again().scores_at() + m * 16 * kScoreBytes + row * 2, ds[m]);
+          }
         }
         multiply_pairs<C.element, kKeyAtoms, kDimPieces, kTiles / 2>(
             dk, ds, here().dk_b() + q_at + row * kDimBytes, kDimBytes);
@@ -390,12 +391,14 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       }
       ptx::bar_sync(0, C.threads());  // B
       request_next();
-      see_pieces();
-      add_dq();
+      if constexpr (C.dq) {
+        see_pieces();
+        add_dq();
+      }
     } else {
       // P and dS of this warp's part, straight from products to shared memory.
       const auto scores = [&](auto masked) {
-        constexpr bool kMasked = decltype(masked)::value;
+        constexpr bool kMasked = decltype(masked)::kValue;
         const ScoreParams score{p.scale_log2, p.softcap_scale, p.dropout.keep_scale};
         u32 dropped[kScoreAtoms] = {};
         if constexpr (C.dropout) {
@@ -471,7 +474,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       ptx::bar_sync(0, C.threads());  // B
       see_pieces();
       const auto add_dkv_rows = [&](int row, auto rows_at_once) {
-        constexpr int kSteps = decltype(rows_at_once)::value / 16;
+        constexpr int kSteps = decltype(rows_at_once)::kValue / 16;
         multiply_columns<C.element, kKeyAtoms, kDimVPieces, kSteps, true>(
             dv, here().dkv_a() + row * kScoreBytes, kScoreBytes,
             here().dv_b() + dout_at + row * kDimVBytes, kDimVBytes);
@@ -494,11 +497,11 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
         add_dkv();
         ptx::bar_sync(0, C.threads());  // C
         request_next();
-        add_dq();
-      } else if constexpr (C.ctas_per_sm > 1) {
+        if constexpr (C.dq) add_dq();
+      } else if constexpr (C.ctas_per_sm > 1 || !C.dq) {
         request_next();
         add_dkv();
-        add_dq();
+        if constexpr (C.dq) add_dq();
       } else {
         // Half of the warps go the other way round: while one half of a scheduler's warps works out
         // addresses and adds to dQ, the other multiplies.

@@ -20,27 +20,27 @@ struct QueryWalk {
   geometry::IntervalRule rule;
 };
 
-template <BackwardConfig C>
+/// Of a key tile with room for `tile_kv` keys, in query tiles of `tile_q` rows.
 __device__ __forceinline__ QueryWalk query_walk(const geometry::SampleMask& mask,
                                                 geometry::Half query_half, geometry::Half key_half,
-                                                geometry::Interval keys) {
+                                                geometry::Interval keys, i32 tile_q, i32 tile_kv) {
   QueryWalk walk;
   walk.rule = geometry::rule_between(mask, query_half, key_half);
   walk.position = geometry::query_position(mask, query_half);
   walk.len = geometry::query_len(mask, query_half);
   walk.tiles = geometry::covering_tiles(
-      geometry::query_hull(walk.rule, walk.position, walk.len, keys), C.tile_q);
+      geometry::query_hull(walk.rule, walk.position, walk.len, keys), tile_q);
   // A tile that reaches past the last key is masked there.
   walk.full = {0, 0};
-  if (walk.rule.table == nullptr && keys.size() == C.tile_kv) {
+  if (walk.rule.table == nullptr && keys.size() == tile_kv) {
     const i32 first = keys.begin + walk.rule.key_position;
     const i32 last = keys.end - 1 + walk.rule.key_position;
     const i32 begin =
         geometry::first_position_above(walk.rule, walk.rule.end, last) - walk.position;
     const i32 end =
         geometry::first_position_above(walk.rule, walk.rule.begin, first) - walk.position;
-    walk.full = {geometry::ceil_div(geometry::max_of(begin, 0), C.tile_q),
-                 geometry::max_of(geometry::min_of(end, walk.len), 0) / C.tile_q};
+    walk.full = {geometry::ceil_div(geometry::max_of(begin, 0), tile_q),
+                 geometry::max_of(geometry::min_of(end, walk.len), 0) / tile_q};
   }
   return walk;
 }
@@ -198,8 +198,9 @@ struct KeyTile {
 };
 
 /// Worked out from the CTA's index.
-template <BackwardConfig C>
-__device__ __forceinline__ KeyTile locate_key_tile(const BackwardParams& p, const TileItem& item) {
+template <class Params>
+__device__ __forceinline__ KeyTile locate_key_tile(const Params& p, const TileItem& item,
+                                                   i32 tile_kv) {
   using geometry::Half;
   KeyTile tile;
   // Clean keys, segment 0 here, have the longest walks.
@@ -215,9 +216,9 @@ __device__ __forceinline__ KeyTile locate_key_tile(const BackwardParams& p, cons
   // The first tiles are seen by the most rows.
   const i32 index = p.grid.tiles - 1 - item.tile;
   const i32 len = geometry::key_len(tile.sample.mask, tile.half);
-  tile.keys = geometry::tile_interval(index, C.tile_kv, len);
-  tile.padding = {geometry::max_of(index * C.tile_kv, len),
-                  geometry::min_of((index + 1) * C.tile_kv, segment.count)};
+  tile.keys = geometry::tile_interval(index, tile_kv, len);
+  tile.padding = {geometry::max_of(index * tile_kv, len),
+                  geometry::min_of((index + 1) * tile_kv, segment.count)};
   return tile;
 }
 

@@ -417,7 +417,7 @@ __device__ __forceinline__ void Forward90Consumer<C>::run() {
   if (group == 1) ptx::bar_arrive(1, 256);  // the noisy strip has the first turn
   pass();
   const auto first = [&](auto is_narrow) {
-    float s[decltype(is_narrow)::value ? kPieces / 2 : kPieces][4];
+    float s[decltype(is_narrow)::kValue ? kPieces / 2 : kPieces][4];
     wait_k();
     issue_scores(s);
     ptx::wgmma_wait_group<0>(s);
@@ -560,7 +560,7 @@ __device__ __forceinline__ void Forward90Consumer<C>::run() {
     }
     pass();
     const auto boundary = [&](auto is_narrow) {
-      float s[decltype(is_narrow)::value ? kPieces / 2 : kPieces][4];
+      float s[decltype(is_narrow)::kValue ? kPieces / 2 : kPieces][4];
       wait_k();
       begin_turn();
       ptx::pin_registers(o);

@@ -9,14 +9,20 @@ namespace stepwell::cuda {
 using geometry::i32;
 using geometry::i64;
 
-/// `[batch, row, head, dim]` of 16-bit floats with a contiguous last dimension; strides in
-/// elements.
-struct HalfRows {
-  unsigned short* data = nullptr;
+/// `[batch, row, head, dim]` with a contiguous last dimension; strides in elements.
+template <class T>
+struct ElementRows {
+  T* data = nullptr;
   i64 batch_stride = 0;
   i64 row_stride = 0;
   i64 head_stride = 0;
+
+  constexpr T* at(i64 batch, i64 row, i64 head) const {
+    return data + batch * batch_stride + row * row_stride + head * head_stride;
+  }
 };
+
+using HalfRows = ElementRows<unsigned short>;  // of 16-bit floats
 
 /// float32 `[batch, head, row]`.
 struct FloatRows {
@@ -78,11 +84,12 @@ constexpr TileGrid make_tile_grid(i32 samples, i32 heads_kv, i32 group, i32 tile
   return grid;
 }
 
-struct ForwardParams {
+template <class T>
+struct ForwardParamsOf {
   geometry::Layout layout;
   TileGrid grid;
   // By geometry::Half; joint layouts name the same tensors twice.
-  HalfRows q[2], k[2], v[2], out[2];
+  ElementRows<T> q[2], k[2], v[2], out[2];
   FloatRows lse[2];
   i32 heads_q = 0;
   i32 heads_kv = 0;
@@ -90,19 +97,24 @@ struct ForwardParams {
   i32 head_dim_v = 0;
   float scale_log2 = 0.0f;     // softmax scale * log2(e); with a cap: softcap * log2(e)
   float softcap_scale = 0.0f;  // with a cap: softmax scale / softcap
+  // 1: softmax scale is negative without a cap; the kernel takes -Q, and scale_log2 is positive, so
+  // that the largest score is the largest product.
+  i32 negate_q = 0;
   DropoutParams dropout;
 };
 
-struct BackwardParams {
+template <class T>
+struct BackwardParamsOf {
   geometry::Layout layout;
   TileGrid grid;  // of the kernel that gets the parameters: key tiles or query tiles
   // By geometry::Half; joint layouts name the same tensors twice.
-  HalfRows q[2], k[2], v[2], out[2], dout[2];
-  HalfRows dq[2], dk[2], dv[2];
+  ElementRows<T> q[2], k[2], v[2], out[2], dout[2];
+  ElementRows<T> dq[2], dk[2], dv[2];
   FloatRows lse[2], dlse[2];
   // Workspace. Per query row: log-sum-exp in units of log 2, and sum of dout * out less dlse.
   QuerySums row_values[2];  // [batch, head, padded row, 2]
-  QuerySums dq_sum[2];      // [batch, head, padded row, dq_width] in the order of sum_index
+  // [batch, head, padded row, dq_width] in the order of sum_index; null where dQ is not summed.
+  QuerySums dq_sum[2];
   i32 dq_width = 0;
   i32 heads_q = 0;
   i32 heads_kv = 0;
@@ -115,5 +127,17 @@ struct BackwardParams {
 
   constexpr i32 group() const { return heads_q / heads_kv; }
 };
+
+using ForwardParams = ForwardParamsOf<unsigned short>;
+using BackwardParams = BackwardParamsOf<unsigned short>;
+
+/// Of the float32 kernels. scale_log2 is positive, and raw scores are multiplied with score_sign.
+struct ForwardParamsF32 : ForwardParamsOf<float> {
+  float score_sign = 1.0f;  // of the softmax scale; 0: it is 0
+};
+
+/// Of the float32 kernels: row_values has four values a row (RowValuesF32), dq_sum is not used, and
+/// scale_log2 has the sign of the softmax scale.
+struct BackwardParamsF32 : BackwardParamsOf<float> {};
 
 }  // namespace stepwell::cuda

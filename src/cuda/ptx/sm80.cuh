@@ -306,6 +306,17 @@ __device__ __forceinline__ float mul_rn_f32(float x, float y) {
 #endif
 }
 
+// fma.rn.f32: x * y + z, rounded once.
+__device__ __forceinline__ float fma_f32(float x, float y, float z) {
+#if defined(STEPWELL_HOST_MODEL)
+  return __builtin_fmaf(x, y, z);
+#else
+  float d;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(x), "f"(y), "f"(z));
+  return d;
+#endif
+}
+
 // max.f32: the other operand if one is NaN, on both sides.
 __device__ __forceinline__ float max_f32(float x, float y) {
 #if defined(STEPWELL_HOST_MODEL)

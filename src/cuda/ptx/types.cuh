@@ -29,9 +29,9 @@ struct alignas(16) U32x4 {
 };
 
 // A number as a type.
-template <auto kValue>
+template <auto kNumber>
 struct Constant {
-  static constexpr auto value = kValue;
+  static constexpr auto kValue = kNumber;
 };
 
 // Where a wrapper was called from. Empty on the device. On the host every wrapper has a last

@@ -83,7 +83,8 @@ __device__ __forceinline__ void move_references(float (&s)[kPieces][4], RunningR
     large[r] = !nothing[r] && (reference > kLargestReference || reference < -kLargestReference);
     if constexpr (!kFirst) {
       // What exponents took off less what they will; exactly 0 where nothing changes.
-      const float shift = based[r] ? old_base[r] * scale_log2 - reference : before - reference;
+      const float shift =
+          based[r] ? ptx::fma_f32(old_base[r], scale_log2, -reference) : before - reference;
       const bool stays = nothing[r] || before == reference;
       rescale[r] = stays ? 1.0f : ptx::ex2_approx(shift);
     }
@@ -91,8 +92,8 @@ __device__ __forceinline__ void move_references(float (&s)[kPieces][4], RunningR
     subtract[r] = large[r] || nothing[r] ? 0.0f : reference;
     if constexpr (!kFirst) {
       if (large[r]) {
-        const float shift =
-            based[r] ? (old_base[r] - top[r]) * scale_log2 : before - top[r] * scale_log2;
+        const float shift = based[r] ? (old_base[r] - top[r]) * scale_log2
+                                     : ptx::fma_f32(-top[r], scale_log2, before);
         rescale[r] = based[r] && old_base[r] == top[r] ? 1.0f : ptx::ex2_approx(shift);
       }
     }
@@ -130,8 +131,8 @@ __device__ __forceinline__ void softmax_of_masked(float (&s)[kPieces][4], Runnin
   for (int i = 0; i < kPieces; ++i) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      s[i][2 * r] = ptx::ex2_approx(s[i][2 * r] * scale_log2 - subtract[r]);
-      s[i][2 * r + 1] = ptx::ex2_approx(s[i][2 * r + 1] * scale_log2 - subtract[r]);
+      s[i][2 * r] = ptx::ex2_approx(ptx::fma_f32(s[i][2 * r], scale_log2, -subtract[r]));
+      s[i][2 * r + 1] = ptx::ex2_approx(ptx::fma_f32(s[i][2 * r + 1], scale_log2, -subtract[r]));
       even[r] += s[i][2 * r];
       odd[r] += s[i][2 * r + 1];
     }
@@ -156,8 +157,8 @@ __device__ __forceinline__ bool softmax_ahead(u32 (&p)[kPieces / 2][4], float (&
     for (int i = 0; i < kPieces; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float low = ptx::ex2_approx(s[i][2 * r] * scale_log2 - subtract[r]);
-        const float high = ptx::ex2_approx(s[i][2 * r + 1] * scale_log2 - subtract[r]);
+        const float low = ptx::ex2_approx(ptx::fma_f32(s[i][2 * r], scale_log2, -subtract[r]));
+        const float high = ptx::ex2_approx(ptx::fma_f32(s[i][2 * r + 1], scale_log2, -subtract[r]));
         p[i / 2][i % 2 * 2 + r] = ptx::cvt_x2_f32<kElement>(low, high);
         even[r] += low;
         odd[r] += high;

@@ -101,7 +101,7 @@ __device__ __forceinline__ void softmax_terms(float (&s)[Tiles][4], RowState& st
     for (int i = 0; i < Tiles; ++i) {
 #pragma unroll
       for (int j = 2 * r; j < 2 * r + 2; ++j) {
-        s[i][j] = ptx::ex2_approx(s[i][j] * scale_log2 - state.reference[r]);
+        s[i][j] = ptx::ex2_approx(ptx::fma_f32(s[i][j], scale_log2, -state.reference[r]));
         state.row_sum[r] += s[i][j];
       }
     }
@@ -171,7 +171,7 @@ __device__ __forceinline__ void softmax_exact(float (&s)[Tiles][4], RowState& st
     for (int i = 0; i < Tiles; ++i) {
 #pragma unroll
       for (int j = 2 * r; j < 2 * r + 2; ++j) {
-        s[i][j] = ptx::ex2_approx(s[i][j] * scale_log2 - product[r]);
+        s[i][j] = ptx::ex2_approx(ptx::fma_f32(s[i][j], scale_log2, -product[r]));
         state.row_sum[r] += s[i][j];
       }
     }
