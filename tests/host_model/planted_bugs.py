@@ -121,7 +121,7 @@ CONTROLS = [Bug("none", family, quick=True) for family in FAMILIES]
 
 SMALL = "cuda-model:8.6"
 BAR = "ptx::bar_sync(0, C.threads());"
-TAIL_OUT = "write_zero_rows<C.threads()>(p.out[h], 0, head, first, count, p.head_dim_v);"
+TAIL_OUT = "write_zero_rows<C.threads()>(p.out[h], batch, head, first, count, p.head_dim_v);"
 TILE_HERE = "ptx::bar_sync(0, C.threads());  // this tile is here"
 BUGS = [
     forward(
@@ -373,8 +373,8 @@ BUGS = [
     backward(
         "partial tile taken for full",
         WALK,
-        "geometry::ceil_div(geometry::max_of(begin, 0), C.tile_q)",
-        "geometry::max_of(begin, 0) / C.tile_q",
+        "geometry::ceil_div(geometry::max_of(begin, 0), tile_q)",
+        "geometry::max_of(begin, 0) / tile_q",
     ),
     backward(
         "visible piece asked of another warp",
@@ -505,8 +505,8 @@ BUGS = [
     f32(
         "clean keys start at the own view's first row",
         KEY_WALK_F32,
-        "thread == 0 ? query.first_row : query.sample.clean_kv.first",
-        "query.first_row",
+        "thread == 0 ? query.first : query.sample.clean_kv.first",
+        "query.first",
     ),
     f32(
         "row sums of one lane too few",
@@ -560,8 +560,8 @@ BUGS = [
     f32(
         "row values of another row kept",
         DQ_F32,
-        "tile.rows.begin + first_row + i * 4;",
-        "tile.rows.begin + first_row + (i ^ 1) * 4;",
+        "rows.valid.begin + first_row + i * 4;",
+        "rows.valid.begin + first_row + (i ^ 1) * 4;",
     ),
     f32(
         "slope of the cap forgotten",
