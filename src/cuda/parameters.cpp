@@ -120,20 +120,25 @@ struct Scales {
   float softcap_scale;
 };
 
+void check_scales(const AttentionProblem& problem, double scale_log2, double cap_scale) {
+  const bool fit = std::abs(problem.softmax_scale) <= FLT_MAX && std::abs(scale_log2) <= FLT_MAX &&
+                   std::abs(cap_scale) <= FLT_MAX;
+  STEPWELL_CHECK(fit, kValue, "softmax_scale is {} and softcap is {}; they must fit float32",
+                 problem.softmax_scale, problem.softcap);
+}
+
 Scales scales_of(const AttentionProblem& problem) {
   const double factor = problem.softcap > 0.0 ? problem.softcap : problem.softmax_scale;
   const double cap_scale = problem.softcap > 0.0 ? problem.softmax_scale / problem.softcap : 0.0;
   const double scale_log2 = factor * std::numbers::log2e;
-  STEPWELL_CHECK(std::abs(scale_log2) <= FLT_MAX && std::abs(cap_scale) <= FLT_MAX, kValue,
-                 "softmax_scale is {} and softcap is {}; they must fit float32",
-                 problem.softmax_scale, problem.softcap);
+  check_scales(problem, scale_log2, cap_scale);
   // Masked scores are -inf, and must stay so.
   const float magnitude = std::max(static_cast<float>(std::abs(scale_log2)), FLT_MIN);
   return {scale_log2 < 0.0 ? -magnitude : magnitude, static_cast<float>(cap_scale)};
 }
 
-/// Of the float32 kernels, which take any sign of the softmax scale: `scale_log2` has it, `sign` of
-/// scores without a cap is 0 where the scale is.
+/// Of the float32 kernels: `scale_log2` with its sign, and `sign`, which without a cap is 0 where
+/// the scale is.
 struct ScalesF32 {
   float scale_log2;
   float softcap_scale;
@@ -145,9 +150,7 @@ ScalesF32 scales_f32_of(const AttentionProblem& problem) {
   const double scale = problem.softmax_scale;
   const double scale_log2 = (capped ? problem.softcap : scale) * std::numbers::log2e;
   const double cap_scale = capped ? scale / problem.softcap : 0.0;
-  STEPWELL_CHECK(std::abs(scale_log2) <= FLT_MAX && std::abs(cap_scale) <= FLT_MAX, kValue,
-                 "softmax_scale is {} and softcap is {}; they must fit float32", scale,
-                 problem.softcap);
+  check_scales(problem, scale_log2, cap_scale);
   const float sign = capped || scale > 0.0 ? 1.0f : scale < 0.0 ? -1.0f : 0.0f;
   return {static_cast<float>(scale_log2), static_cast<float>(cap_scale), sign};
 }

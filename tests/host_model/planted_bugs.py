@@ -691,8 +691,8 @@ BUGS = [
     deterministic(
         "padding keeps what it held",
         QUERY_ROWS,
-        "!rows.padding.empty()",
-        "rows.padding.size() > 99",
+        "!padding.empty()",
+        "padding.size() > 99",
     ),
     deterministic(
         "tail of a packed tensor begins a row late",

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <string>
 #include <vector>
 
@@ -376,6 +377,49 @@ TEST(ScoreProbe, PastAFloatsPrecision) {
         for (const int set : {kFirst, kClean}) {
           got.out[set] = call.results().out[set];
           got.lse[set] = call.results().lse[set];
+        }
+        ASSERT_EQ(first_error(c, got, expected, plain_results(c, inputs)), "");
+      }
+    }
+  }
+  EXPECT_GE(count, 20u);
+}
+
+// All of a row's scores are the same, far below zero: about where the reference of the 16-bit CUDA
+// kernels starts, and past it by more than float16 has room for.
+TEST(ScoreProbe, FarBelowZero) {
+  std::size_t count = 0;
+  for (Case c : probe_cases(280, std::max<std::size_t>(8, 2 * test_runner().probe_step()),
+                            {DType::kFloat32, DType::kBFloat16, DType::kFloat16})) {
+    for (const int head_dim : {64, 128}) {
+      for (const double below : {-32.0, 0.0, 24.0, 48.0, 88.0, 200.0}) {
+        c.head_dim = c.head_dim_v = head_dim;
+        // q k is -2^26 or -2^27.
+        const double log2_scale = (64.0 / head_dim) * (1.0 + below / 67108864.0);
+        c.softmax_scale = log2_scale * std::numbers::ln2;
+        if (!test_runner().takes(c)) continue;
+        SCOPED_TRACE(fmt::format("{} {} {}", c.name, head_dim, below));
+        Inputs inputs = random_inputs(c, ++count);
+        for (const int set : {kFirst, kClean}) {
+          for (double& x : inputs.q[set].values) x = std::isnan(x) ? x : 1024.0;
+          for (double& x : inputs.k[set].values) x = std::isnan(x) ? x : -1024.0;
+        }
+        Call call(c, inputs);
+        if (!test_runner().refusal(c).empty()) continue;
+        test_runner().forward(c, call);
+        const Results expected = expected_results(c, inputs);
+        Results got = expected;
+        const Results results = call.results();
+        for (const int set : {kFirst, kClean}) {
+          got.out[set] = results.out[set];
+          // The float of a rounded sum and a rounded product.
+          for (std::size_t i = 0; i < expected.lse[set].values.size(); ++i) {
+            const double lse = expected.lse[set].values[i];
+            const double off = std::isinf(lse) ? 0.0 : std::ldexp(std::fabs(lse), -22);
+            ASSERT_TRUE(results.lse[set].values[i] == lse ||
+                        std::fabs(results.lse[set].values[i] - lse) <= off)
+                << results.lse[set].values[i] << " instead of " << lse;
+          }
         }
         ASSERT_EQ(first_error(c, got, expected, plain_results(c, inputs)), "");
       }

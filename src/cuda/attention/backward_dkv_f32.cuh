@@ -39,8 +39,6 @@ struct KeyTileRows {
   i64 batch;
   i32 sample;
   i32 head_kv;
-  i32 first_segment;  // of queries that may see the keys
-  i32 segments;
 };
 static_assert(sizeof(KeyTileRows) <= 64);
 
@@ -48,11 +46,10 @@ static_assert(sizeof(KeyTileRows) <= 64);
 /// keys: their own), then clean queries.
 template <F32Config C>
 struct QueryTileWalk {
-  u32 walks;  // shared addresses
-  u32 rows;
+  u32 walks;  // shared address
   geometry::Interval keys;
-  i32 runs;  // heads x segments
-  i32 first_segment;
+  i32 runs;           // heads x segments
+  i32 first_segment;  // of queries that may see the keys
   i32 segments;
   i32 views;
   i32 run;
@@ -160,13 +157,12 @@ __device__ __forceinline__ void attention_backward_dkv_f32(const BackwardParamsF
     ptx::st_shared_object(
         shared + kPlan.rows,
         KeyTileRows{tile.sample.noisy.first, tile.sample.view_stride, tile.sample.clean_q.first,
-                    batch, tile.sample_index, item.head_kv, kh == 1 ? 0 : tile.view, segments});
+                    batch, tile.sample_index, item.head_kv});
   }
   ptx::bar_sync(0, C.threads());
 
   // ---- the walk
   QueryTileWalk<C> walk{shared + kPlan.walks,
-                        shared + kPlan.rows,
                         tile.keys,
                         p.group() * segments,
                         kh == 1 ? 0 : tile.view,

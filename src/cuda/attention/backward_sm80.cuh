@@ -25,7 +25,7 @@
 //   C  (by tile, one stage) everybody is done with Q and dO
 // The next tile is requested after B, or C, where one stage is all there is.
 //
-// Masked tiles are skipped in pieces of one warp's part of S (32 x 32): a piece without a visible
+// Masked tiles are skipped in pieces of one warp's part of S: a piece without a visible
 // pair takes part in no product.
 #pragma once
 
@@ -162,7 +162,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       run.q = head_rows(p.q[h], batch, row, head);
       run.dout = head_rows(p.dout[h], batch, row, head);
       run.row_values = p.row_values[h].at(batch, head) + padded * 2;
-      run.dq_sum = p.dq_sum[h].at(batch, head) + padded * C.head_dim;
+      if constexpr (C.dq) run.dq_sum = p.dq_sum[h].at(batch, head) + padded * C.head_dim;
       run.q_row_stride = p.q[h].row_stride;
       run.dout_row_stride = p.dout[h].row_stride;
       run.full = queries.full;

@@ -1,4 +1,4 @@
-// Configuration of the mma.sync forward kernel, and which one a problem gets.
+// Configuration of the mma.sync forward kernel.
 #pragma once
 
 #include "cuda/element.hpp"

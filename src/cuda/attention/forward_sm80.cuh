@@ -4,11 +4,16 @@
 // Algorithm: FlashAttention-2 (Dao, arXiv:2307.08691) on two-interval masks. A CTA owns tile_q
 // query rows of one segment and head; each warp owns 16 or 32 of them. The CTA walks the key tiles
 // that any of its rows sees, own view first, then clean keys, last tile first, so that masked tiles
-// come at the front of each walk. A warp multiplies only the 16-key pieces of a masked tile that
-// its own rows see.
+// come at the front of each walk. A warp multiplies only those 32 keys at a time of a masked
+// tile that its own rows see.
 //
-// Shared memory: Q (later the output), two K and V tiles, the rows' intervals. Rows are padded to
-// an odd number of 16-byte chunks: constant offsets, no bank conflicts, no swizzle arithmetic.
+// Scores of any size: the fast softmax rounds a row's reference once. Where that turns out too
+// large in the end, the CTA walks again, with differences first (softmax_exact). Kernels of three
+// CTAs an SM, which are short of registers, take the latter at once.
+//
+// Shared memory (ForwardPlan): Q (later the output), two K and V tiles, the rows' intervals, what
+// the walk needs of both phases, where results go, flags of the second walk. Rows are padded to an
+// odd number of 16-byte chunks: constant offsets, no bank conflicts, no swizzle arithmetic.
 //
 // Pipeline, one key tile:
 //   wait for K and V | barrier | request the next K and V | S = Q K^T | softmax | O += P V
