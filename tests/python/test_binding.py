@@ -222,5 +222,5 @@ def test_a_device_without_a_backend_is_not_implemented():
         "batched", 4, "noisy_clean", "block", "bidirectional", 0, 1, -1,
         None, 0.0, 0.0, 0, False, 1,
     )  # fmt: skip
-    with pytest.raises(NotImplementedError, match="q is on .*no HIP backend"):
+    with pytest.raises(NotImplementedError, match=r"q is on .*no HIP backend"):
         _binding.attention_forward(*arguments, out, None, None, None)
