@@ -144,7 +144,7 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
   const i64 batch = rows.sample.batch_index;
 
   request_tile<C.tile_q(), C.head_dim, C.threads()>(
-      shared + kPlan.q, head_rows(p.q[h], batch, rows.first, rows.head), p.q[h].row_stride,
+      shared + kPlan.q, p.q[h].at(batch, rows.first, rows.head), p.q[h].row_stride,
       rows.valid.begin, rows.valid.end, p.head_dim);
   ptx::cp_async_commit_group();
 
@@ -157,7 +157,7 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
   } else if (warp == 1 && lane == 0) {
     const FloatRows& lse = p.lse[h];
     const i64 row = rows.first + rows.valid.begin;
-    ptx::st_shared_pointers(shared + kPlan.results, head_rows(p.out[h], batch, row, rows.head),
+    ptx::st_shared_pointers(shared + kPlan.results, p.out[h].at(batch, row, rows.head),
                             lse.data == nullptr ? nullptr : lse.at(batch, rows.head, row));
     ptx::st_shared_v2(shared + kPlan.results + 16, rows.valid.size(), h);
     ptx::st_shared_u32(shared + kPlan.exact, 0);
