@@ -348,9 +348,8 @@ def _define(
             if _C.is_grad_enabled():  # create_graph=True
                 run = backward_op
             elif ctx.device is not None and _eager.device_of(douts) == ctx.device:
-                run = backward_kernels[
-                    ctx.device
-                ]  # the other tensors are those of the forward pass
+                # The other tensors are those of the forward pass.
+                run = backward_kernels[ctx.device]
             else:
                 run = backward_below
             gradients = run(*inputs, *ctx.settings)
