@@ -42,8 +42,7 @@ std::string problem_of(const std::string& python) {
   return found ? "" : "does not have the Python package stepwell";
 }
 
-/// The Python of the environment that the program is installed in, else the first of PATH that has
-/// the package.
+/// The Python of the environment that the program is installed in, else python3 of PATH.
 std::string find_python() {
   std::vector<std::string> candidates;
   std::error_code none;

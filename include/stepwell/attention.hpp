@@ -55,10 +55,10 @@ struct WorkspaceAllocator {
 /// dimension is contiguous; dim of q and k, and of v, a multiple of 8 in [8, 256]; heads_q a
 /// multiple of heads_kv. Integer tensors: int32, contiguous, on the same device.
 ///
-/// On CUDA: float16 or bfloat16, with addresses and strides that are multiples of 16 bytes. Values
-/// of integer tensors are not checked there, and clamped to the tensors' bounds. With the
-/// environment variable STEPWELL_DEBUG_SYNC=1 every call copies them to the host, checks them, and
-/// waits for its kernels, so that errors show at the call that made them.
+/// On CUDA: addresses and strides that are multiples of 16 bytes. Values of integer tensors are not
+/// checked there, and clamped to the tensors' bounds. With the environment variable
+/// STEPWELL_DEBUG_SYNC=1 every call copies them to the host, checks them, and waits for its
+/// kernels, so that errors show at the call that made them.
 struct AttentionArgs {
   Mask mask;
   TokenLayout layout = TokenLayout::kBatched;

@@ -164,25 +164,31 @@ def _no_outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return q.new_empty((0,)), q.new_empty((0,), dtype=torch.float32)
 
 
-# ------------------------------------------------------------------------------------- joint
+# ------------------------------------------------------------------------- joint and sequence
 
 
-def _joint_forward(*args, lse=True):
-    out, lse = _outputs(args[0], args[2], lse)
-    prefix = _binding.joint_prefix(*args, torch.get_num_threads())
-    _binding.attention_forward(*prefix, out, lse, None, None)
-    return out, lse
+def _plain_forward(prefix: Callable) -> Callable:
+    def forward(*args, lse=True):
+        out, lse = _outputs(args[0], args[2], lse)
+        arguments = prefix(*args, torch.get_num_threads())
+        _binding.attention_forward(*arguments, out, lse, None, None)
+        return out, lse
+
+    return forward
 
 
-def _joint_backward(dout, dlse, out, lse, *args):
-    q, k, v = args[:3]
-    dq, dk, dv = _gradient_like(q), _gradient_like(k), _gradient_like(v)
-    prefix = _binding.joint_prefix(*args, torch.get_num_threads())
-    _binding.attention_backward(
-        *prefix, out, lse, _last_dim_contiguous(dout), dlse, None, None, None, None,
-        dq, dk, dv, None, None, None,
-    )  # fmt: skip
-    return dq, dk, dv
+def _plain_backward(prefix: Callable) -> Callable:
+    def backward(dout, dlse, out, lse, *args):
+        q, k, v = args[:3]
+        dq, dk, dv = _gradient_like(q), _gradient_like(k), _gradient_like(v)
+        arguments = prefix(*args, torch.get_num_threads())
+        _binding.attention_backward(
+            *arguments, out, lse, _last_dim_contiguous(dout), dlse, None, None, None, None,
+            dq, dk, dv, None, None, None,
+        )  # fmt: skip
+        return dq, dk, dv
+
+    return backward
 
 
 def _plain_fake(*args):
@@ -192,27 +198,6 @@ def _plain_fake(*args):
 def _plain_backward_fake(dout, dlse, out, lse, *args):
     q, k, v = args[:3]
     return _gradient_like(q), _gradient_like(k), _gradient_like(v)
-
-
-# ---------------------------------------------------------------------------------- sequence
-
-
-def _sequence_forward(*args, lse=True):
-    out, lse = _outputs(args[0], args[2], lse)
-    prefix = _binding.sequence_prefix(*args, torch.get_num_threads())
-    _binding.attention_forward(*prefix, out, lse, None, None)
-    return out, lse
-
-
-def _sequence_backward(dout, dlse, out, lse, *args):
-    q, k, v = args[:3]
-    dq, dk, dv = _gradient_like(q), _gradient_like(k), _gradient_like(v)
-    prefix = _binding.sequence_prefix(*args, torch.get_num_threads())
-    _binding.attention_backward(
-        *prefix, out, lse, _last_dim_contiguous(dout), dlse, None, None, None, None,
-        dq, dk, dv, None, None, None,
-    )  # fmt: skip
-    return dq, dk, dv
 
 
 # ------------------------------------------------------------------------------------- split
@@ -363,9 +348,8 @@ def _define(
             if _C.is_grad_enabled():  # create_graph=True
                 run = backward_op
             elif ctx.device is not None and _eager.device_of(douts) == ctx.device:
-                run = backward_kernels[
-                    ctx.device
-                ]  # the other tensors are those of the forward pass
+                # The other tensors are those of the forward pass.
+                run = backward_kernels[ctx.device]
             else:
                 run = backward_below
             gradients = run(*inputs, *ctx.settings)
@@ -468,10 +452,10 @@ diffusion_attention, diffusion_attention_backward = _define(
     "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, Tensor? prefix_lens, Tensor? seqused, "
     "Tensor? dropout_state, str layout, SymInt block_size, str order, str clean, str noisy, "
     f"SymInt clean_window, SymInt num_views, SymInt max_seqlen, {_NUMERICS}",
-    _joint_forward,
+    _plain_forward(_binding.joint_prefix),
     _plain_fake,
     "Tensor, Tensor",
-    _joint_backward,
+    _plain_backward(_binding.joint_prefix),
     _plain_backward_fake,
     _DOUT,
     "Tensor, Tensor, Tensor",
@@ -486,10 +470,10 @@ sequence_attention, sequence_attention_backward = _define(
     "Tensor? prefix_lens, Tensor? seqused, Tensor? seqused_kv, Tensor? q_offsets, "
     "Tensor? dropout_state, str mask, SymInt block_size, SymInt window_left, "
     f"SymInt window_right, SymInt q_offset, SymInt max_seqlen, {_NUMERICS}",
-    _sequence_forward,
+    _plain_forward(_binding.sequence_prefix),
     _plain_fake,
     "Tensor, Tensor",
-    _sequence_backward,
+    _plain_backward(_binding.sequence_prefix),
     _plain_backward_fake,
     _DOUT,
     "Tensor, Tensor, Tensor",

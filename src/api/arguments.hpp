@@ -53,7 +53,7 @@ void check_array_data(const AttentionArgs& args);
 void check_data(const AttentionArgs& args, const AttentionOutputs& outputs);
 void check_data(const AttentionArgs& args, const AttentionGradients& gradients);
 
-/// What the CUDA backend takes: dtypes and strides, addresses.
+/// What the CUDA backend takes: strides and addresses.
 void check_cuda(const AttentionArgs& args, const AttentionOutputs& outputs);
 void check_cuda(const AttentionArgs& args, const AttentionGradients& gradients);
 void check_cuda_data(const AttentionArgs& args, const AttentionOutputs& outputs);

@@ -44,11 +44,6 @@ void backward_f32(const AttentionProblem& problem, std::byte* workspace, Launche
   launch(BackwardDkvF32Kernel{dkv}, params, launcher);
 }
 
-std::string describe_f32(const AttentionKernel& kernel, const F32Config& config) {
-  return fmt::format("cuda {}, {} warps, {} CTAs an SM", spec_of(kernel).name, F32Config::kWarps,
-                     config.ctas_per_sm);
-}
-
 }  // namespace
 
 std::size_t forward_workspace_bytes(const AttentionProblem&) { return 0; }
@@ -130,7 +125,7 @@ std::vector<AttentionKernel> backward_kernels(const AttentionProblem& problem,
 std::string describe_forward(const AttentionProblem& problem, const DeviceLimits& limits) {
   if (is_f32(problem)) {
     const F32Config config = forward_f32_config(traits_of(problem), limits);
-    return describe_f32(ForwardF32Kernel{config}, config);
+    return "cuda " + describe(ForwardF32Kernel{config}, F32Config::kWarps, config.ctas_per_sm);
   }
   if (forward_sm90_takes(problem, limits)) {
     return fmt::format("cuda {}, 12 warps, persistent CTAs",
@@ -144,7 +139,7 @@ std::string describe_backward(const AttentionProblem& problem, const DeviceLimit
   const KernelTraits traits = traits_of(problem);
   if (is_f32(problem)) {
     const F32Config config = backward_dkv_f32_config(traits, limits);
-    return describe_f32(BackwardDkvF32Kernel{config}, config);
+    return "cuda " + describe(BackwardDkvF32Kernel{config}, F32Config::kWarps, config.ctas_per_sm);
   }
   const BackwardConfig config = backward_config(traits, limits);
   std::string text = "cuda " + describe(BackwardKernel{config}, config.warps, config.ctas_per_sm);

@@ -23,6 +23,20 @@ bool fits(int shared_bytes, int ctas_per_sm, const DeviceLimits& limits) {
          ctas_per_sm * (shared_bytes + kReservedSharedBytes) <= limits.shared_bytes_per_sm;
 }
 
+/// The first of `list`, the best first, whose configuration, make(tiles), is `possible` and whose
+/// plan, `bytes`, fits.
+template <typename Tiles, std::size_t N, typename Make, typename Bytes, typename Possible>
+auto first_that_fits(const Tiles (&list)[N], const KernelTraits& traits, const DeviceLimits& limits,
+                     const char* pass, Make&& make, Bytes&& bytes, Possible&& possible) {
+  for (const Tiles& tiles : list) {
+    const auto config = make(tiles);
+    if (possible(config, tiles) && fits(bytes(config), tiles.ctas_per_sm, limits)) return config;
+  }
+  throw Error(ErrorKind::kNotImplemented,
+              fmt::format("head dims {} and {}: no {} kernel fits {} bytes of shared memory",
+                          traits.head_dim, traits.head_dim_v, pass, limits.shared_bytes_per_cta));
+}
+
 // ---------------------------------------------------------------------------------------- forward
 
 struct ForwardTiles {
@@ -171,92 +185,81 @@ constexpr int f32_registers(const F32Config& c, int columns) {
 template <typename Bytes, typename FitsRegisters>
 F32Config f32_config(const KernelTraits& traits, const DeviceLimits& limits, const char* pass,
                      Bytes&& bytes, FitsRegisters&& fits_registers) {
-  for (const F32Tiles& tiles : kF32Tiles) {
-    const F32Config config{.head_dim = native_head_dim_f32(traits.head_dim),
-                           .head_dim_v = native_head_dim_f32(traits.head_dim_v),
-                           .rows = tiles.rows,
-                           .columns = tiles.columns,
-                           .ctas_per_sm = tiles.ctas_per_sm,
-                           .softcap = traits.softcap,
-                           .dropout = traits.dropout};
-    if (fits_registers(config) && fits(bytes(config), tiles.ctas_per_sm, limits)) {
-      return config;
-    }
-  }
-  throw Error(ErrorKind::kNotImplemented,
-              fmt::format("head dims {} and {}: no {} kernel fits {} bytes of shared memory",
-                          traits.head_dim, traits.head_dim_v, pass, limits.shared_bytes_per_cta));
+  const auto make = [&](const F32Tiles& tiles) {
+    return F32Config{.head_dim = native_head_dim_f32(traits.head_dim),
+                     .head_dim_v = native_head_dim_f32(traits.head_dim_v),
+                     .rows = tiles.rows,
+                     .columns = tiles.columns,
+                     .ctas_per_sm = tiles.ctas_per_sm,
+                     .softcap = traits.softcap,
+                     .dropout = traits.dropout};
+  };
+  return first_that_fits(
+      kF32Tiles, traits, limits, pass, make, bytes,
+      [&](const F32Config& config, const F32Tiles&) { return fits_registers(config); });
+}
+
+/// Of a kernel whose CTAs own query rows.
+template <typename Config>
+Config query_rows_config(const KernelTraits& traits, const ForwardTiles& tiles) {
+  return {.head_dim = native_head_dim(traits.head_dim),
+          .head_dim_v = native_head_dim(traits.head_dim_v),
+          .element = traits.element,
+          .warps = tiles.warps,
+          .rows_per_warp = tiles.rows_per_warp,
+          .tile_kv = tiles.tile_kv,
+          .ctas_per_sm = tiles.ctas_per_sm,
+          .softcap = traits.softcap,
+          .dropout = traits.dropout};
 }
 
 }  // namespace
 
 ForwardConfig forward_config(const KernelTraits& traits, const DeviceLimits& limits) {
-  for (const ForwardTiles& tiles : kForwardTiles) {
-    const ForwardConfig config{.head_dim = native_head_dim(traits.head_dim),
-                               .head_dim_v = native_head_dim(traits.head_dim_v),
-                               .element = traits.element,
-                               .warps = tiles.warps,
-                               .rows_per_warp = tiles.rows_per_warp,
-                               .tile_kv = tiles.tile_kv,
-                               .ctas_per_sm = tiles.ctas_per_sm,
-                               .softcap = traits.softcap,
-                               .dropout = traits.dropout};
-    if (has_registers(tiles, traits, limits) &&
-        fits(forward_plan(config).bytes, tiles.ctas_per_sm, limits)) {
-      return config;
-    }
-  }
-  throw Error(ErrorKind::kNotImplemented,
-              fmt::format("head dims {} and {}: no forward kernel fits {} bytes of shared memory",
-                          traits.head_dim, traits.head_dim_v, limits.shared_bytes_per_cta));
+  return first_that_fits(
+      kForwardTiles, traits, limits, "forward",
+      [&](const ForwardTiles& tiles) { return query_rows_config<ForwardConfig>(traits, tiles); },
+      [](const ForwardConfig& config) { return forward_plan(config).bytes; },
+      [&](const ForwardConfig&, const ForwardTiles& tiles) {
+        return has_registers(tiles, traits, limits);
+      });
 }
 
 BackwardConfig backward_config(const KernelTraits& traits, const DeviceLimits& limits) {
-  for (const BackwardTiles& tiles : kBackwardTiles) {
-    const BackwardConfig config{.head_dim = native_head_dim(traits.head_dim),
-                                .head_dim_v = native_head_dim(traits.head_dim_v),
-                                .element = traits.element,
-                                .warps = tiles.warps,
-                                .tile_q = tiles.tile_q,
-                                .tile_kv = tiles.tile_kv,
-                                .warps_q = tiles.warps_q,
-                                .warps_key = tiles.warps_key,
-                                .warps_dq = tiles.warps_dq,
-                                .stages = tiles.stages,
-                                .ctas_per_sm = tiles.ctas_per_sm,
-                                .stmatrix = limits.major >= 9,
-                                .softcap = traits.softcap,
-                                .dropout = traits.dropout,
-                                .dq = !traits.deterministic};
-    if (divides(config) && stays_in_pieces(config) && has_registers(config, tiles.needs, limits) &&
-        fits(backward_plan(config).bytes, tiles.ctas_per_sm, limits)) {
-      return config;
-    }
-  }
-  throw Error(ErrorKind::kNotImplemented,
-              fmt::format("head dims {} and {}: no backward kernel fits {} bytes of shared memory",
-                          traits.head_dim, traits.head_dim_v, limits.shared_bytes_per_cta));
+  const auto make = [&](const BackwardTiles& tiles) {
+    return BackwardConfig{.head_dim = native_head_dim(traits.head_dim),
+                          .head_dim_v = native_head_dim(traits.head_dim_v),
+                          .element = traits.element,
+                          .warps = tiles.warps,
+                          .tile_q = tiles.tile_q,
+                          .tile_kv = tiles.tile_kv,
+                          .warps_q = tiles.warps_q,
+                          .warps_key = tiles.warps_key,
+                          .warps_dq = tiles.warps_dq,
+                          .stages = tiles.stages,
+                          .ctas_per_sm = tiles.ctas_per_sm,
+                          .stmatrix = limits.major >= 9,
+                          .softcap = traits.softcap,
+                          .dropout = traits.dropout,
+                          .dq = !traits.deterministic};
+  };
+  return first_that_fits(
+      kBackwardTiles, traits, limits, "backward", make,
+      [](const BackwardConfig& config) { return backward_plan(config).bytes; },
+      [&](const BackwardConfig& config, const BackwardTiles& tiles) {
+        return divides(config) && stays_in_pieces(config) &&
+               has_registers(config, tiles.needs, limits);
+      });
 }
 
 BackwardDqConfig backward_dq_config(const KernelTraits& traits, const DeviceLimits& limits) {
-  for (const ForwardTiles& tiles : kDqTiles) {
-    const BackwardDqConfig config{.head_dim = native_head_dim(traits.head_dim),
-                                  .head_dim_v = native_head_dim(traits.head_dim_v),
-                                  .element = traits.element,
-                                  .warps = tiles.warps,
-                                  .rows_per_warp = tiles.rows_per_warp,
-                                  .tile_kv = tiles.tile_kv,
-                                  .ctas_per_sm = tiles.ctas_per_sm,
-                                  .softcap = traits.softcap,
-                                  .dropout = traits.dropout};
-    if (has_dq_registers(tiles, traits, limits) &&
-        fits(backward_dq_plan(config).bytes, tiles.ctas_per_sm, limits)) {
-      return config;
-    }
-  }
-  throw Error(ErrorKind::kNotImplemented,
-              fmt::format("head dims {} and {}: no dQ kernel fits {} bytes of shared memory",
-                          traits.head_dim, traits.head_dim_v, limits.shared_bytes_per_cta));
+  return first_that_fits(
+      kDqTiles, traits, limits, "dQ",
+      [&](const ForwardTiles& tiles) { return query_rows_config<BackwardDqConfig>(traits, tiles); },
+      [](const BackwardDqConfig& config) { return backward_dq_plan(config).bytes; },
+      [&](const BackwardDqConfig&, const ForwardTiles& tiles) {
+        return has_dq_registers(tiles, traits, limits);
+      });
 }
 
 RowsConfig prepare_config(const KernelTraits& traits) {
@@ -283,7 +286,7 @@ F32Config backward_dkv_f32_config(const KernelTraits& traits, const DeviceLimits
   return f32_config(
       traits, limits, "backward", [](F32Config c) { return backward_dkv_f32_plan(c).bytes; },
       [&limits](F32Config c) {
-        const bool spills = limits.major >= 10 && c.softcap && c.dropout && c.columns == 8;
+        const bool spills = limits.major >= 10 && c.dropout && c.columns == 8;
         return !spills && f32_registers(c, c.head_dim + c.head_dim_v) <= kF32BackwardRegisters;
       });
 }

@@ -112,7 +112,7 @@ ForwardSm90Params forward_sm90_params(const AttentionProblem& problem,
     p.k_part[h] = map(tensors.k, problem.heads_kv, problem.head_dim, 64, 1);
     p.v_part[h] = map(tensors.v, problem.heads_kv, problem.head_dim_v, 64, 1);
     p.lse[h] = float_rows(tensors.lse);
-    p.out_rows[h] = half_rows(tensors.out);
+    set_rows(tensors.out, p.out_rows[h]);
     p.first_row[h] = first_row(layout, half);
   }
   p.lengths = layout.seqused_noisy;  // joint layouts: of both halves
@@ -123,7 +123,7 @@ ForwardSm90Params forward_sm90_params(const AttentionProblem& problem,
   p.noisy_causal = layout.mask.noisy == geometry::NoisyRule::kCausal;
   p.heads_kv = problem.heads_kv;
   p.head_dim_v = problem.head_dim_v;
-  p.scale_log2 = scales_of(problem).scale_log2;
+  p.scale_log2 = positive_magnitude(scales_of(problem));
   return p;
 }
 

@@ -86,11 +86,6 @@ i64 key_bytes(const AttentionProblem& problem) {
          size_of(problem.dtype);
 }
 
-template <typename T>
-void set_rows(const Rows& rows, ElementRows<T>& to) {
-  to = {static_cast<T*>(rows.data), rows.batch_stride, rows.row_stride, rows.head_stride};
-}
-
 geometry::Layout kernel_layout(const AttentionProblem& problem) {
   geometry::Layout layout = problem.layout;
   layout.mask.block_divisor = geometry::make_divisor(layout.mask.block_size);
@@ -112,26 +107,6 @@ DropoutParams dropout_params(const AttentionProblem& problem) {
   return dropout;
 }
 
-/// Of the float32 kernels, which take any sign of the softmax scale: `scale_log2` has it, `sign` of
-/// scores without a cap is 0 where the scale is.
-struct ScalesF32 {
-  float scale_log2;
-  float softcap_scale;
-  float sign;
-};
-
-ScalesF32 scales_f32_of(const AttentionProblem& problem) {
-  const bool capped = problem.softcap > 0.0;
-  const double scale = problem.softmax_scale;
-  const double scale_log2 = (capped ? problem.softcap : scale) * std::numbers::log2e;
-  const double cap_scale = capped ? scale / problem.softcap : 0.0;
-  STEPWELL_CHECK(std::abs(scale_log2) <= FLT_MAX && std::abs(cap_scale) <= FLT_MAX, kValue,
-                 "softmax_scale is {} and softcap is {}; they must fit float32", scale,
-                 problem.softcap);
-  const float sign = capped || scale > 0.0 ? 1.0f : scale < 0.0 ? -1.0f : 0.0f;
-  return {static_cast<float>(scale_log2), static_cast<float>(cap_scale), sign};
-}
-
 /// What forward and backward parameters have in common, but for the scales.
 template <typename Params>
 void set_common(const AttentionProblem& problem, Params& p) {
@@ -149,13 +124,6 @@ void set_common(const AttentionProblem& problem, Params& p) {
   p.head_dim = problem.head_dim;
   p.head_dim_v = problem.head_dim_v;
   p.dropout = dropout_params(problem);
-}
-
-template <typename Params>
-void set_scales(const AttentionProblem& problem, Params& p) {
-  const Scales scales = scales_of(problem);
-  p.scale_log2 = scales.scale_log2;
-  p.softcap_scale = scales.softcap_scale;
 }
 
 /// Extents of the workspace's arrays for the queries of one half.
@@ -181,33 +149,62 @@ QuerySums take(std::byte*& workspace, const QueryExtents& extents, i64 width) {
   return {piece, extents.heads * head_stride, head_stride};
 }
 
-/// The tensors that only the backward pass has, of one half.
+/// Bytes of the workspace with `row_values` floats for each query row, and `dq_width` more.
+std::size_t bytes_of_rows(const AttentionProblem& problem, std::size_t row_values,
+                          std::size_t dq_width) {
+  std::size_t bytes = 0;
+  for (const Half half : {Half::kNoisy, Half::kClean}) {
+    if (half == Half::kClean && shares_tensors(problem.layout)) continue;
+    const std::size_t values = query_extents(problem, half).values();
+    bytes +=
+        aligned(values * row_values * sizeof(float)) + aligned(values * dq_width * sizeof(float));
+  }
+  return bytes;
+}
+
+/// What all backward kernels take, but for `grid` and the scales of scores.
 template <typename Params>
-void set_gradients(const HalfTensors& tensors, int h, Params& p) {
-  set_rows(tensors.dout, p.dout[h]);
-  p.dlse[h] = float_rows(tensors.dlse);
-  set_rows(tensors.dq, p.dq[h]);
-  set_rows(tensors.dk, p.dk[h]);
-  set_rows(tensors.dv, p.dv[h]);
+void set_backward(const AttentionProblem& problem, std::size_t row_values, int dq_width,
+                  std::byte* workspace, Params& p) {
+  set_common(problem, p);
+  p.softmax_scale = static_cast<float>(problem.softmax_scale);
+  p.dq_width = dq_width;
+  for (const Half half : {Half::kNoisy, Half::kClean}) {
+    const int h = static_cast<int>(half);
+    const HalfTensors& tensors = problem.half(half);
+    set_rows(tensors.dout, p.dout[h]);
+    p.dlse[h] = float_rows(tensors.dlse);
+    set_rows(tensors.dq, p.dq[h]);
+    set_rows(tensors.dk, p.dk[h]);
+    set_rows(tensors.dv, p.dv[h]);
+    if (half == Half::kClean && shares_tensors(problem.layout)) {
+      p.row_values[h] = p.row_values[0];
+      p.dq_sum[h] = p.dq_sum[0];
+      continue;
+    }
+    const QueryExtents extents = query_extents(problem, half);
+    p.row_values[h] = take(workspace, extents, static_cast<i64>(row_values));
+    if (dq_width > 0) p.dq_sum[h] = take(workspace, extents, dq_width);
+  }
 }
 
 }  // namespace
 
 Scales scales_of(const AttentionProblem& problem) {
-  const double factor = problem.softcap > 0.0 ? problem.softcap : problem.softmax_scale;
-  const double cap_scale = problem.softcap > 0.0 ? problem.softmax_scale / problem.softcap : 0.0;
-  const double scale_log2 = factor * std::numbers::log2e;
-  STEPWELL_CHECK(std::abs(scale_log2) <= FLT_MAX && std::abs(cap_scale) <= FLT_MAX, kValue,
-                 "softmax_scale is {} and softcap is {}; they must fit float32",
-                 problem.softmax_scale, problem.softcap);
-  // Masked scores are -inf, and must stay so.
-  const float magnitude = std::max(static_cast<float>(std::abs(scale_log2)), FLT_MIN);
-  return {scale_log2 < 0.0 ? -magnitude : magnitude, static_cast<float>(cap_scale)};
+  const bool capped = problem.softcap > 0.0;
+  const double scale = problem.softmax_scale;
+  const double scale_log2 = (capped ? problem.softcap : scale) * std::numbers::log2e;
+  const double cap_scale = capped ? scale / problem.softcap : 0.0;
+  const bool fit = std::abs(scale) <= FLT_MAX && std::abs(scale_log2) <= FLT_MAX &&
+                   std::abs(cap_scale) <= FLT_MAX;
+  STEPWELL_CHECK(fit, kValue, "softmax_scale is {} and softcap is {}; they must fit float32", scale,
+                 problem.softcap);
+  const float sign = capped || scale > 0.0 ? 1.0f : scale < 0.0 ? -1.0f : 0.0f;
+  return {static_cast<float>(scale_log2), static_cast<float>(cap_scale), sign};
 }
 
-HalfRows half_rows(const Rows& rows) {
-  return {static_cast<unsigned short*>(rows.data), rows.batch_stride, rows.row_stride,
-          rows.head_stride};
+float positive_magnitude(const Scales& scales) {
+  return std::max(std::abs(scales.scale_log2), FLT_MIN);
 }
 
 FloatRows float_rows(const RowValues& values) {
@@ -241,52 +238,33 @@ TileGrid key_grid(const AttentionProblem& problem, int tile_kv) {
 ForwardParams forward_params(const AttentionProblem& problem, const ForwardConfig& config) {
   ForwardParams p;
   set_common(problem, p);
-  set_scales(problem, p);
+  const Scales scales = scales_of(problem);
+  p.scale_log2 = positive_magnitude(scales);
+  p.softcap_scale = scales.softcap_scale;
+  p.negate_q = scales.sign < 0.0f ? 1 : 0;
   p.grid = query_grid(problem, config.tile_q());
-  p.negate_q = p.scale_log2 < 0.0f ? 1 : 0;
-  p.scale_log2 = std::abs(p.scale_log2);
   return p;
 }
 
 std::size_t workspace_bytes(const AttentionProblem& problem, int dq_width) {
-  std::size_t bytes = 0;
-  for (const Half half : {Half::kNoisy, Half::kClean}) {
-    if (half == Half::kClean && shares_tensors(problem.layout)) continue;
-    const std::size_t values = query_extents(problem, half).values();
-    bytes += aligned(values * kRowValues * sizeof(float)) +
-             aligned(values * static_cast<std::size_t>(dq_width) * sizeof(float));
-  }
-  return bytes;
+  return bytes_of_rows(problem, kRowValues, static_cast<std::size_t>(dq_width));
 }
 
 BackwardParams backward_params(const AttentionProblem& problem, const BackwardConfig& config,
                                std::byte* workspace) {
   BackwardParams p;
-  set_common(problem, p);
-  set_scales(problem, p);
-  p.softmax_scale = static_cast<float>(problem.softmax_scale);
-  p.dq_width = config.dq ? config.head_dim : 0;
-  for (const Half half : {Half::kNoisy, Half::kClean}) {
-    const int h = static_cast<int>(half);
-    set_gradients(problem.half(half), h, p);
-    if (half == Half::kClean && shares_tensors(problem.layout)) {
-      p.row_values[h] = p.row_values[0];
-      p.dq_sum[h] = p.dq_sum[0];
-      continue;
-    }
-    const QueryExtents extents = query_extents(problem, half);
-    p.row_values[h] = take(workspace, extents, kRowValues);
-    if (config.dq) p.dq_sum[h] = take(workspace, extents, p.dq_width);
-  }
+  const Scales scales = scales_of(problem);
+  set_backward(problem, kRowValues, config.dq ? config.head_dim : 0, workspace, p);
+  p.scale_log2 = std::copysign(positive_magnitude(scales), scales.sign);
+  p.softcap_scale = scales.softcap_scale;
   return p;
 }
 
 ForwardParamsF32 forward_params_f32(const AttentionProblem& problem, const F32Config& config) {
   ForwardParamsF32 p;
   set_common(problem, p);
-  const ScalesF32 scales = scales_f32_of(problem);
-  // Masked scores are -inf, and must stay so.
-  p.scale_log2 = scales.sign == 0.0f ? 1.0f : std::max(std::abs(scales.scale_log2), FLT_MIN);
+  const Scales scales = scales_of(problem);
+  p.scale_log2 = scales.sign == 0.0f ? 1.0f : positive_magnitude(scales);
   p.softcap_scale = scales.softcap_scale;
   p.score_sign = scales.sign;
   p.grid = query_grid(problem, config.tile_rows());
@@ -294,30 +272,15 @@ ForwardParamsF32 forward_params_f32(const AttentionProblem& problem, const F32Co
 }
 
 std::size_t workspace_bytes_f32(const AttentionProblem& problem) {
-  std::size_t bytes = 0;
-  for (const Half half : {Half::kNoisy, Half::kClean}) {
-    if (half == Half::kClean && shares_tensors(problem.layout)) continue;
-    bytes += aligned(query_extents(problem, half).values() * kRowValuesF32 * sizeof(float));
-  }
-  return bytes;
+  return bytes_of_rows(problem, kRowValuesF32, 0);
 }
 
 BackwardParamsF32 backward_params_f32(const AttentionProblem& problem, std::byte* workspace) {
   BackwardParamsF32 p;
-  set_common(problem, p);
-  const ScalesF32 scales = scales_f32_of(problem);
+  const Scales scales = scales_of(problem);
+  set_backward(problem, kRowValuesF32, 0, workspace, p);
   p.scale_log2 = scales.scale_log2;
   p.softcap_scale = scales.softcap_scale;
-  p.softmax_scale = static_cast<float>(problem.softmax_scale);
-  for (const Half half : {Half::kNoisy, Half::kClean}) {
-    const int h = static_cast<int>(half);
-    set_gradients(problem.half(half), h, p);
-    if (half == Half::kClean && shares_tensors(problem.layout)) {
-      p.row_values[h] = p.row_values[0];
-      continue;
-    }
-    p.row_values[h] = take(workspace, query_extents(problem, half), kRowValuesF32);
-  }
   return p;
 }
 

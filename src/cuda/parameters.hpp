@@ -12,16 +12,24 @@
 
 namespace stepwell::cuda {
 
-HalfRows half_rows(const Rows& rows);
+template <typename T>
+void set_rows(const Rows& rows, ElementRows<T>& to) {
+  to = {static_cast<T*>(rows.data), rows.batch_stride, rows.row_stride, rows.head_stride};
+}
+
 FloatRows float_rows(const RowValues& values);
 
 struct Scales {
-  float scale_log2;  // of the scale's sign
+  float scale_log2;  // of scores, or of the cap: with its sign
   float softcap_scale;
+  float sign;  // of the softmax scale, or of the cap; 0: it is 0
 };
 
-/// As the 16-bit kernels take them (params.hpp); throws Error where they do not fit float32.
+/// Throws Error where they do not fit float32.
 Scales scales_of(const AttentionProblem& problem);
+
+/// Masked scores are -inf, and must stay so when they are multiplied.
+float positive_magnitude(const Scales& scales);
 
 /// CTAs over the query rows of all samples and heads, in tiles of `tile_rows`; no pairs where there
 /// is nothing to write.

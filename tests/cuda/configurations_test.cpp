@@ -189,37 +189,28 @@ TEST(Kernels, OnesOfTheirOwn) {
   EXPECT_GT(keys.size(), count / 2);
 }
 
+/// Adds the keys of a kernel, and of those that differ from it in one field.
+template <typename Kernel, typename Config>
+void expect_every_field_counts(const Config& config,
+                               std::unordered_set<KernelKey, KernelKeyHash>& keys) {
+  std::vector<Config> configs(10, config);
+  configs[0].head_dim = 64;
+  configs[1].head_dim_v = 64;
+  configs[2].element = Element::kFloat16;
+  configs[3].warps *= 2;
+  configs[4].rows_per_warp = 48;
+  configs[5].tile_kv *= 2;
+  configs[6].ctas_per_sm += 1;
+  configs[7].softcap = true;
+  configs[8].dropout = true;
+  for (const Config& each : configs) EXPECT_TRUE(keys.insert(key_of(Kernel{each})).second);
+}
+
 TEST(Kernels, EveryFieldCounts) {
-  const ForwardConfig forward = forward_config({128, 128}, limits_of(9, 0));
-  std::vector<ForwardConfig> changed(9, forward);
-  changed[0].head_dim = 64;
-  changed[1].head_dim_v = 64;
-  changed[2].element = Element::kFloat16;
-  changed[3].warps *= 2;
-  changed[4].rows_per_warp = 16;
-  changed[5].tile_kv *= 2;
-  changed[6].ctas_per_sm = 1;
-  changed[7].softcap = true;
-  changed[8].dropout = true;
-  std::unordered_set<KernelKey, KernelKeyHash> keys{key_of(ForwardKernel{forward})};
-  for (const ForwardConfig& config : changed) {
-    EXPECT_TRUE(keys.insert(key_of(ForwardKernel{config})).second);
-  }
-  const BackwardDqConfig dq = backward_dq_config({128, 128}, limits_of(9, 0));
-  std::vector<BackwardDqConfig> changed_dq(9, dq);
-  changed_dq[0].head_dim = 64;
-  changed_dq[1].head_dim_v = 64;
-  changed_dq[2].element = Element::kFloat16;
-  changed_dq[3].warps *= 2;
-  changed_dq[4].rows_per_warp = 48;
-  changed_dq[5].tile_kv *= 2;
-  changed_dq[6].ctas_per_sm = 3;
-  changed_dq[7].softcap = true;
-  changed_dq[8].dropout = true;
-  EXPECT_TRUE(keys.insert(key_of(BackwardDqKernel{dq})).second);
-  for (const BackwardDqConfig& config : changed_dq) {
-    EXPECT_TRUE(keys.insert(key_of(BackwardDqKernel{config})).second);
-  }
+  std::unordered_set<KernelKey, KernelKeyHash> keys;
+  expect_every_field_counts<ForwardKernel>(forward_config({128, 128}, limits_of(9, 0)), keys);
+  expect_every_field_counts<BackwardDqKernel>(backward_dq_config({128, 128}, limits_of(9, 0)),
+                                              keys);
   BackwardConfig backward = backward_config({128, 128}, limits_of(9, 0));
   EXPECT_TRUE(keys.insert(key_of(BackwardKernel{backward})).second);
   backward.dq = false;

@@ -9,6 +9,24 @@
 namespace stepwell::cuda {
 namespace {
 
+/// The kernels that a backward pass launched, and announces, with their grids and its workspace.
+template <typename Params, std::size_t N>
+void expect_backward(const Recorder& recorder, const AttentionProblem& problem,
+                     const AttentionKernel (&expected)[N], const std::int64_t (&ctas)[N],
+                     const void* workspace) {
+  const std::vector<AttentionKernel> announced = backward_kernels(problem, recorder.limits());
+  ASSERT_EQ(recorder.launches.size(), N);
+  ASSERT_EQ(announced.size(), N);
+  for (std::size_t i = 0; i < N; ++i) {
+    EXPECT_TRUE(key_of(recorder.launches[i].kernel) == key_of(expected[i])) << i;
+    EXPECT_TRUE(key_of(announced[i]) == key_of(expected[i])) << i;
+    EXPECT_EQ(recorder.launches[i].ctas, ctas[i]) << i;
+    const auto p = recorder.launches[i].as<Params>();
+    EXPECT_EQ(p.grid.ctas(), ctas[i]) << i;
+    EXPECT_EQ(static_cast<const void*>(p.row_values[0].data), workspace);
+  }
+}
+
 TEST(Launches, Forward) {
   const AttentionProblem problem = batched_problem(3, 300, 1, {8, 2, 120, 64});
   Recorder recorder(limits_of(9, 0));
@@ -39,17 +57,10 @@ TEST(Launches, Backward) {
                                       BackwardKernel{config},
                                       FinishKernel{{128, Element::kFloat16}}};
   const std::int64_t ctas[] = {6 * 3 * 2 * 4, 6 * (299 / config.tile_kv + 1) * 2, 6 * 3 * 2 * 4};
-  ASSERT_EQ(recorder.launches.size(), 3u);
-  const std::vector<AttentionKernel> announced = backward_kernels(problem, limits);
-  ASSERT_EQ(announced.size(), 3u);
-  for (int i = 0; i < 3; ++i) {
-    EXPECT_TRUE(key_of(recorder.launches[i].kernel) == key_of(expected[i])) << i;
-    EXPECT_TRUE(key_of(announced[i]) == key_of(expected[i])) << i;
-    EXPECT_EQ(recorder.launches[i].ctas, ctas[i]) << i;
-    const auto p = recorder.launches[i].as<BackwardParams>();
-    EXPECT_EQ(p.grid.ctas(), ctas[i]) << i;
+  expect_backward<BackwardParams>(recorder, problem, expected, ctas, workspace);
+  for (const Launch& launch : recorder.launches) {
+    const auto p = launch.as<BackwardParams>();
     EXPECT_EQ(p.dq_width, 128);
-    EXPECT_EQ(static_cast<void*>(p.row_values[0].data), workspace);
   }
   // Two segments of 300 rows, each padded to 16 rows and one of them by up to 15 more.
   EXPECT_EQ(backward_workspace_bytes(problem), std::size_t{3 * 640 * 8 * (128 + 2) * 4});
@@ -79,17 +90,7 @@ TEST(Launches, Float32) {
   const AttentionKernel expected[] = {BackwardDqF32Kernel{dq}, BackwardDkvF32Kernel{dkv}};
   const std::int64_t ctas[] = {6 * (299 / dq.tile_rows() + 1) * 2 * 4,
                                6 * (299 / dkv.tile_rows() + 1) * 2};
-  ASSERT_EQ(recorder.launches.size(), 2u);
-  const std::vector<AttentionKernel> announced = backward_kernels(problem, limits);
-  ASSERT_EQ(announced.size(), 2u);
-  for (int i = 0; i < 2; ++i) {
-    EXPECT_TRUE(key_of(recorder.launches[i].kernel) == key_of(expected[i])) << i;
-    EXPECT_TRUE(key_of(announced[i]) == key_of(expected[i])) << i;
-    EXPECT_EQ(recorder.launches[i].ctas, ctas[i]) << i;
-    const auto p = recorder.launches[i].as<BackwardParamsF32>();
-    EXPECT_EQ(p.grid.ctas(), ctas[i]) << i;
-    EXPECT_EQ(static_cast<void*>(p.row_values[0].data), workspace);
-  }
+  expect_backward<BackwardParamsF32>(recorder, problem, expected, ctas, workspace);
   EXPECT_EQ(backward_workspace_bytes(problem), std::size_t{3 * 640 * 8 * 4 * 4});
   EXPECT_NE(describe_forward(problem, limits).find("attention_forward_f32"), std::string::npos);
   EXPECT_NE(describe_backward(problem, limits).find("attention_backward_dkv_f32"),
@@ -112,17 +113,11 @@ TEST(Launches, DeterministicBackward) {
                                       BackwardKernel{config}, BackwardDqKernel{dq}};
   const std::int64_t ctas[] = {6 * 3 * 2 * 4, 6 * (299 / config.tile_kv + 1) * 2,
                                6 * (299 / dq.tile_q() + 1) * 2 * 4};
-  ASSERT_EQ(recorder.launches.size(), 3u);
-  const std::vector<AttentionKernel> announced = backward_kernels(problem, limits);
-  ASSERT_EQ(announced.size(), 3u);
-  for (int i = 0; i < 3; ++i) {
-    EXPECT_TRUE(key_of(recorder.launches[i].kernel) == key_of(expected[i])) << i;
-    EXPECT_TRUE(key_of(announced[i]) == key_of(expected[i])) << i;
-    EXPECT_EQ(recorder.launches[i].ctas, ctas[i]) << i;
-    const auto p = recorder.launches[i].as<BackwardParams>();
+  expect_backward<BackwardParams>(recorder, problem, expected, ctas, workspace);
+  for (const Launch& launch : recorder.launches) {
+    const auto p = launch.as<BackwardParams>();
     EXPECT_EQ(p.dq_sum[0].data, nullptr);
     EXPECT_EQ(p.dq_sum[1].data, nullptr);
-    EXPECT_EQ(static_cast<void*>(p.row_values[0].data), workspace);
   }
   EXPECT_EQ(backward_workspace_bytes(problem), std::size_t{3 * 640 * 8 * 2 * 4});
   EXPECT_NE(describe_backward(problem, limits).find("; attention_backward_dq_sm80 dim=128"),

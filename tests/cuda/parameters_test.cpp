@@ -194,6 +194,11 @@ TEST(Forward, Numbers) {
   const std::int64_t state[2] = {};
   problem.dropout_state = state;
   EXPECT_EQ(static_cast<const void*>(forward_params(problem, kForward).dropout.state), state);
+  for (const double softcap : {0.0, 100.0}) {
+    problem.softcap = softcap;
+    problem.softmax_scale = 1e39;
+    EXPECT_THROW(forward_params(problem, kForward), Error);
+  }
   problem.softcap = 0.0;
   for (const double scale : {1e39, -1e39}) {
     problem.softmax_scale = scale;

@@ -80,7 +80,7 @@ std::vector<Region> regions_of(const cuda::BackwardDkvF32Kernel& kernel) {
       {region("k", plan.k), region("v", plan.v), region("q", plan.q), region("dout", plan.dout),
        region("p", plan.p), region("row_values", plan.row_values),
        region("row_bounds", plan.row_bounds), region("walks", plan.walks, 2),
-       region("rows", plan.rows)},
+       region("walk", plan.walk)},
       plan.bytes);
 }
 

@@ -549,6 +549,10 @@ def test_arguments_that_are_not_accepted(argv, words, capsys):
         (["--parts", "host"], ["--parts is host", "device cpu", "cases, memory"]),
         (["--case", "nothing"], ["--case is 'nothing'", "--list"]),
         (["--parts", "memory", "--plot", "x.png"], ["--plot", "--parts leaves out"]),
+        (["--parts", "memory", "--peers", "dense"], ["--case and --peers", "--parts leaves out"]),
+        (["--list", "--explain"], ["--explain has no effect beside --list"]),
+        (["--list", "--peers", "dense"], ["--peers has no effect beside --list"]),
+        (["--explain", "--output", "x.json"], ["--output has no effect beside --explain"]),
     ],
 )
 def test_arguments_that_do_not_fit(argv, words, capsys):

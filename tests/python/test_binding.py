@@ -214,16 +214,13 @@ class _DeviceArray:
         return new(ctypes.addressof(self._managed), b"dltensor", None)
 
 
-@pytest.mark.parametrize(
-    ("device_type", "message"), [(2, "q is float32 on CUDA"), (10, "q is on .*no HIP backend")]
-)
-def test_what_a_backend_lacks_is_not_implemented(device_type, message):
-    arrays = [_DeviceArray((1, 16, 2, 8), device_type) for _ in range(4)]  # outlive their tensors
+def test_a_device_without_a_backend_is_not_implemented():
+    arrays = [_DeviceArray((1, 16, 2, 8), 10) for _ in range(4)]  # outlive their tensors
     q, k, v, out = (tvm_ffi.from_dlpack(array) for array in arrays)
     arguments = _binding.joint_prefix(
         q, k, v, None, None, None, None,
         "batched", 4, "noisy_clean", "block", "bidirectional", 0, 1, -1,
         None, 0.0, 0.0, 0, False, 1,
     )  # fmt: skip
-    with pytest.raises(NotImplementedError, match=message):
+    with pytest.raises(NotImplementedError, match=r"q is on .*no HIP backend"):
         _binding.attention_forward(*arguments, out, None, None, None)

@@ -40,6 +40,14 @@ def main(arguments: argparse.Namespace) -> int:
         parts = _of_device("--parts", arguments.parts, PARTS[device], device) or PARTS[device]
         if arguments.plot is not None and "cases" not in parts:
             raise ValueError("--plot draws the ratios of cases, which --parts leaves out")
+        _refuse_beside(
+            "--list", arguments.list, arguments, ("explain", "peers", "parts", "output", "plot")
+        )
+        _refuse_beside(
+            "--explain", arguments.explain, arguments, ("peers", "parts", "output", "plot")
+        )
+        if "cases" not in parts and (arguments.case or arguments.peers):
+            raise ValueError("--case and --peers choose among cases, which --parts leaves out")
         table = cuda_cases() if device == "cuda" else cpu_cases()
         cases = select(table, arguments.case, arguments.quick)
     except ValueError as error:
@@ -70,6 +78,15 @@ def main(arguments: argparse.Namespace) -> int:
 
         plot(arguments.plot, result["cases"])
     return 0
+
+
+def _refuse_beside(
+    name: str, given: bool, arguments: argparse.Namespace, others: tuple[str, ...]
+) -> None:
+    """Options that would have no effect beside one that measures nothing."""
+    for other in others:
+        if given and getattr(arguments, other):
+            raise ValueError(f"--{other} has no effect beside {name}, which measures nothing")
 
 
 def _device(name: str) -> str:

@@ -12,7 +12,7 @@ PEERS = {
     "cuda": ("fa2", "cudnn", "flex", "varlen", "fa4", "fa4_mask"),
     "cpu": ("dense", "causal_halves"),
 }
-# What is measured beside the cases.
+# What is measured.
 PARTS = {"cuda": ("cases", "host", "first_use"), "cpu": ("cases", "memory")}
 
 _EPILOG = """\

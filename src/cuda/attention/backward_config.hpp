@@ -1,6 +1,7 @@
 // Configurations of the mma.sync backward kernels.
 #pragma once
 
+#include "cuda/attention/walk_bytes.hpp"
 #include "cuda/element.hpp"
 #include "cuda/tile/rows.hpp"
 
@@ -75,9 +76,10 @@ constexpr BackwardPlan backward_plan(BackwardConfig config) {
   plan.row_bounds = plan.row_values + config.stages * config.tile_q * 8;
   plan.visible = plan.row_bounds + config.stages * config.tile_q * 8;
   plan.walks = plan.visible + (config.warps * 4 + 15) / 16 * 16;
-  plan.walk = plan.walks + 2 * 128;
-  plan.runs = (plan.walk + 64 + 255) / 256 * 256;
-  plan.bytes = plan.runs + config.warps * 2 * 128;
+  plan.walk = plan.walks + 2 * kWalkBytes;
+  plan.runs =
+      (plan.walk + kKeyTileWalkBytes + 2 * kRunBytes - 1) / (2 * kRunBytes) * (2 * kRunBytes);
+  plan.bytes = plan.runs + config.warps * 2 * kRunBytes;
   return plan;
 }
 

@@ -31,28 +31,14 @@
 
 namespace stepwell::cuda {
 
-/// What all threads need of a CTA's tile of keys again and again.
-struct KeyTileRows {
-  i64 noisy_first;  // row of view 0
-  i64 view_stride;
-  i64 clean_first;  // of clean queries
-  i64 batch;
-  i32 sample;
-  i32 head_kv;
-  i32 first_segment;  // of queries that may see the keys
-  i32 segments;
-};
-static_assert(sizeof(KeyTileRows) <= 64);
-
 /// The query tiles that see a CTA's keys: query heads of its KV head, in each the views (of noisy
 /// keys: their own), then clean queries.
 template <F32Config C>
 struct QueryTileWalk {
-  u32 walks;  // shared addresses
-  u32 rows;
+  u32 walks;  // shared address
   geometry::Interval keys;
-  i32 runs;  // heads x segments
-  i32 first_segment;
+  i32 runs;           // heads x segments
+  i32 first_segment;  // of queries that may see the keys
   i32 segments;
   i32 views;
   i32 run;
@@ -140,10 +126,10 @@ __device__ __forceinline__ void attention_backward_dkv_f32(const BackwardParamsF
   const int rows_left = tile.keys.size() - first_row;
 
   request_tile_f32<C.tile_rows(), C.head_dim, C.threads()>(
-      shared + kPlan.k, p.k[kh].at(batch, first, item.head_kv), p.k[kh].row_stride, 0,
+      shared + kPlan.k, p.k[kh].at(batch, first, tile.head_kv), p.k[kh].row_stride, 0,
       tile.keys.size(), p.head_dim);
   request_tile_f32<C.tile_rows(), C.head_dim_v, C.threads()>(
-      shared + kPlan.v, p.v[kh].at(batch, first, item.head_kv), p.v[kh].row_stride, 0,
+      shared + kPlan.v, p.v[kh].at(batch, first, tile.head_kv), p.v[kh].row_stride, 0,
       tile.keys.size(), p.head_dim_v);  // both go with the first dO
   static_assert(sizeof(QueryWalk) <= kWalkBytes);
   if (thread < 2) {
@@ -155,22 +141,16 @@ __device__ __forceinline__ void attention_backward_dkv_f32(const BackwardParamsF
     }
     ptx::st_shared_object(shared + kPlan.walks + thread * kWalkBytes, queries);
   }
-  const i32 segments = kh == 1 ? views + 1 : 1;
-  if (thread == 0) {
-    ptx::st_shared_object(
-        shared + kPlan.rows,
-        KeyTileRows{tile.sample.noisy.first, tile.sample.view_stride, tile.sample.clean_q.first,
-                    batch, tile.sample_index, item.head_kv, kh == 1 ? 0 : tile.view, segments});
-  }
+  const KeyTileWalk own = key_tile_walk(tile, views);
+  if (thread == 0) ptx::st_shared_object(shared + kPlan.walk, own);
   ptx::bar_sync(0, C.threads());
 
   // ---- the walk
   QueryTileWalk<C> walk{shared + kPlan.walks,
-                        shared + kPlan.rows,
                         tile.keys,
-                        p.group() * segments,
-                        kh == 1 ? 0 : tile.view,
-                        segments,
+                        p.group() * own.segments,
+                        own.first_segment,
+                        own.segments,
                         views,
                         -1,
                         0,
@@ -184,13 +164,13 @@ __device__ __forceinline__ void attention_backward_dkv_f32(const BackwardParamsF
   };
   // The segment and head that the walk is at.
   const auto locate_queries = [&] {
-    KeyTileRows rows;
-    ptx::ld_shared_object(shared + kPlan.rows, rows);
+    KeyTileWalk rows;
+    ptx::ld_shared_object(shared + kPlan.walk, rows);
     const i32 segment = walk.segment();
     Queries at;
     at.h = walk.half();
     at.batch = rows.batch;
-    at.row = at.h == 0 ? rows.noisy_first + segment * rows.view_stride : rows.clean_first;
+    at.row = at.h == 0 ? rows.noisy_row + segment * rows.view_stride : rows.clean_row;
     at.padded = padded_row(p.layout, rows.sample, segment, at.row);
     at.head = rows.head_kv * p.group() + walk.run / walk.segments;
     return at;
@@ -240,8 +220,8 @@ __device__ __forceinline__ void attention_backward_dkv_f32(const BackwardParamsF
     const i32 first_query = walk.tile * C.tile_columns();
     DropoutTile dropout{};
     if constexpr (C.dropout) {
-      KeyTileRows rows;
-      ptx::ld_shared_object(shared + kPlan.rows, rows);
+      KeyTileWalk rows;
+      ptx::ld_shared_object(shared + kPlan.walk, rows);
       const i32 head = rows.head_kv * p.group() + walk.run / walk.segments;
       dropout = dropout_tile(p.dropout, rows.sample * p.heads_q + head, walk.segment(), 0);
       dropout.clean_keys = kh;
@@ -319,11 +299,11 @@ __device__ __forceinline__ void attention_backward_dkv_f32(const BackwardParamsF
   }
   ptx::cp_async_wait_group<0>();
 
-  write_rows_f32(p.dv[kh].at(batch, first + first_row, item.head_kv) + column, p.dv[kh].row_stride,
+  write_rows_f32(p.dv[kh].at(batch, first + first_row, tile.head_kv) + column, p.dv[kh].row_stride,
                  rows_left, column, p.head_dim_v, dv, factor);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) factor[i] = p.softmax_scale;
-  write_rows_f32(p.dk[kh].at(batch, first + first_row, item.head_kv) + column, p.dk[kh].row_stride,
+  write_rows_f32(p.dk[kh].at(batch, first + first_row, tile.head_kv) + column, p.dk[kh].row_stride,
                  rows_left, column, p.head_dim, dk, factor);
 }
 

@@ -1,6 +1,7 @@
 // Configuration of the kernel that computes dQ by query rows.
 #pragma once
 
+#include "cuda/attention/walk_bytes.hpp"
 #include "cuda/element.hpp"
 #include "cuda/tile/rows.hpp"
 
@@ -46,7 +47,7 @@ constexpr BackwardDqPlan backward_dq_plan(BackwardDqConfig config) {
   plan.row_values = plan.v + 2 * config.tile_kv * padded_row_bytes(config.head_dim_v);
   plan.row_bounds = plan.row_values + config.tile_q() * 8;
   plan.phases = plan.row_bounds + 2 * config.tile_q() * 8;
-  plan.warp_bounds = plan.phases + 2 * 32;
+  plan.warp_bounds = plan.phases + 2 * kKeyPhaseBytes;
   plan.result = plan.warp_bounds + 2 * config.warps * 16;
   plan.bytes = plan.result + 16;
   return plan;

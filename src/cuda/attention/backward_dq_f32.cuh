@@ -128,26 +128,13 @@ __device__ __forceinline__ void attention_backward_dq_f32(const BackwardParamsF3
         inside && p.dlse[h].data != nullptr ? *p.dlse[h].at(batch, rows.head, row) : 0.0f;
   }
 
-  // ---- the walk, with visit(s, dp, seen, dropped bits, first key) for each tile of which the warp
-  // sees something
-  const auto request_k = [&] {
-    const KeyPhase keys = walk.keys();
-    request_tile_f32<C.tile_columns(), C.head_dim, C.threads()>(
-        shared + kPlan.k, keys.k, p.k[walk.phase].row_stride, walk.tile * C.tile_columns(),
-        keys.keys, p.head_dim);
-  };
-  const auto request_v = [&] {
-    const KeyPhase keys = walk.keys();
-    request_tile_f32<C.tile_columns(), C.head_dim_v, C.threads()>(
-        shared + kPlan.v, keys.v, p.v[walk.phase].row_stride, walk.tile * C.tile_columns(),
-        keys.keys, p.head_dim_v);
-  };
+  // ---- the walk, with visit(s, dp, seen) for each tile of which the warp sees something
   const auto walk_keys = [&](auto&& visit) {
     walk.start();
     bool more = walk.find();
-    if (more) request_v();
+    if (more) walk.request_v(p, shared + kPlan.v);
     ptx::cp_async_commit_group();
-    if (more) request_k();
+    if (more) walk.request_k(p, shared + kPlan.k);
     ptx::cp_async_commit_group();
     while (more) {
       const i32 first_key = walk.tile * C.tile_columns();
@@ -163,7 +150,7 @@ __device__ __forceinline__ void attention_backward_dq_f32(const BackwardParamsF3
       ptx::bar_sync(0, C.threads());  // all are done with V
       ++walk.tile;
       more = walk.find();
-      if (more) request_v();
+      if (more) walk.request_v(p, shared + kPlan.v);
       ptx::cp_async_commit_group();
       ptx::cp_async_wait_group<1>();
       ptx::bar_sync(0, C.threads());  // K is here
@@ -196,7 +183,7 @@ __device__ __forceinline__ void attention_backward_dq_f32(const BackwardParamsF3
         visit(s, dp, seen);
       }
       ptx::bar_sync(0, C.threads());  // all are done with K
-      if (more) request_k();
+      if (more) walk.request_k(p, shared + kPlan.k);
       ptx::cp_async_commit_group();
     }
   };

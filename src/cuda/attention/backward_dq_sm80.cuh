@@ -124,10 +124,10 @@ __device__ __forceinline__ void attention_backward_dq_sm80(const BackwardParams&
   const i64 batch = rows.sample.batch_index;
 
   request_tile<C.tile_q(), C.head_dim, C.threads()>(
-      shared + kPlan.q, head_rows(p.q[h], batch, rows.first, rows.head), p.q[h].row_stride,
+      shared + kPlan.q, p.q[h].at(batch, rows.first, rows.head), p.q[h].row_stride,
       rows.valid.begin, rows.valid.end, p.head_dim);
   request_tile<C.tile_q(), C.head_dim_v, C.threads()>(
-      shared + kPlan.dout, head_rows(p.dout[h], batch, rows.first, rows.head), p.dout[h].row_stride,
+      shared + kPlan.dout, p.dout[h].at(batch, rows.first, rows.head), p.dout[h].row_stride,
       rows.valid.begin, rows.valid.end, p.head_dim_v);
   if (thread < C.tile_q() / 2) {  // two rows a thread
     const i64 padded = padded_row(p.layout, rows.sample_index, rows.segment, rows.first);
@@ -147,8 +147,7 @@ __device__ __forceinline__ void attention_backward_dq_sm80(const BackwardParams&
     walk.prepare_phase(rows, thread);
   } else if (thread == 32) {
     ptx::st_shared_pointers(shared + kPlan.result,
-                            head_rows(p.dq[h], batch, rows.first + rows.valid.begin, rows.head),
-                            nullptr);
+                            p.dq[h].at(batch, rows.first + rows.valid.begin, rows.head), nullptr);
   }
   ptx::bar_sync(0, C.threads());  // the rows' intervals are here
 

@@ -36,8 +36,8 @@ __device__ __forceinline__ void attention_backward_prepare(const BackwardParams&
     const i64 at = rows.first + (inside ? row : rows.valid.begin);
     float sum = 0.0f;
     if (inside && lane * 8 < p.head_dim_v) {
-      const U32x4 a = ptx::ld_global_v4(head_rows(out, batch, at, rows.head) + lane * 8);
-      const U32x4 b = ptx::ld_global_v4(head_rows(dout, batch, at, rows.head) + lane * 8);
+      const U32x4 a = ptx::ld_global_v4(out.at(batch, at, rows.head) + lane * 8);
+      const U32x4 b = ptx::ld_global_v4(dout.at(batch, at, rows.head) + lane * 8);
       sum = ptx::dot_x2<C.element>(a.x, b.x) + ptx::dot_x2<C.element>(a.y, b.y) +
             ptx::dot_x2<C.element>(a.z, b.z) + ptx::dot_x2<C.element>(a.w, b.w);
     }
@@ -76,7 +76,7 @@ __device__ __forceinline__ void attention_backward_finish(const BackwardParams& 
   const int warp = static_cast<int>(ptx::thread_index()) / 32;
   const int lane = static_cast<int>(ptx::thread_index()) % 32;
   const HalfRows& dq = p.dq[h];
-  u16* const to = head_rows(dq, batch, 0, rows.head);
+  u16* const to = dq.at(batch, 0, rows.head);
   const float* const sums =
       p.dq_sum[h].at(batch, rows.head) + padded_first(p, rows) * static_cast<i64>(C.dim);
   const int groups = geometry::ceil_div(rows.valid.size(), kSumRows);

@@ -25,7 +25,7 @@
 //   C  (by tile, one stage) everybody is done with Q and dO
 // The next tile is requested after B, or C, where one stage is all there is.
 //
-// Masked tiles are skipped in pieces of one warp's part of S (32 x 32): a piece without a visible
+// Masked tiles are skipped in pieces of one warp's part of S: a piece without a visible
 // pair takes part in no product.
 #pragma once
 
@@ -95,11 +95,11 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
     if (tile.keys.empty()) return;
 
     request_tile<C.tile_kv, C.head_dim, C.threads()>(
-        shared + kPlan.k, head_rows(p.k[kh], batch, tile.first_row, item.head_kv),
-        p.k[kh].row_stride, tile.keys.begin, tile.keys.end, p.head_dim);
+        shared + kPlan.k, p.k[kh].at(batch, tile.first_row, item.head_kv), p.k[kh].row_stride,
+        tile.keys.begin, tile.keys.end, p.head_dim);
     request_tile<C.tile_kv, C.head_dim_v, C.threads()>(
-        shared + kPlan.v, head_rows(p.v[kh], batch, tile.first_row, item.head_kv),
-        p.v[kh].row_stride, tile.keys.begin, tile.keys.end, p.head_dim_v);
+        shared + kPlan.v, p.v[kh].at(batch, tile.first_row, item.head_kv), p.v[kh].row_stride,
+        tile.keys.begin, tile.keys.end, p.head_dim_v);
     ptx::cp_async_commit_group();
     // The walks over noisy and over clean queries, by a warp each.
     static_assert(sizeof(QueryWalk) <= kWalkBytes && C.warps > 2);
@@ -111,20 +111,7 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       }
       ptx::st_shared_object(shared + kPlan.walks + warp * kWalkBytes, walk);
     } else if (warp == 2 && lane == 0) {
-      KeyTileWalk walk;
-      walk.first_segment = kh == 1 ? 0 : tile.view;
-      walk.segments = kh == 1 ? views + 1 : 1;
-      walk.first_key = tile.keys.begin;
-      walk.clean_keys = kh;
-      walk.keys = tile.keys.size();
-      walk.sample = tile.sample_index;
-      walk.batch = tile.sample.batch_index;
-      walk.head_kv = tile.head_kv;
-      walk.first_key_row = tile.first_row + tile.keys.begin;
-      walk.noisy_row = tile.sample.noisy.first;
-      walk.view_stride = tile.sample.view_stride;
-      walk.clean_row = tile.sample.clean_q.first;
-      ptx::st_shared_object(shared + kPlan.walk, walk);
+      ptx::st_shared_object(shared + kPlan.walk, key_tile_walk(tile, views));
     }
     ptx::bar_sync(0, C.threads());
   }
@@ -159,10 +146,10 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
       const i64 padded = padded_row(p.layout, walk.sample, segment, row);
       const i32 head = walk.head_kv * p.group() + next_run / walk.segments;
       QueryRun run;
-      run.q = head_rows(p.q[h], batch, row, head);
-      run.dout = head_rows(p.dout[h], batch, row, head);
+      run.q = p.q[h].at(batch, row, head);
+      run.dout = p.dout[h].at(batch, row, head);
       run.row_values = p.row_values[h].at(batch, head) + padded * 2;
-      run.dq_sum = p.dq_sum[h].at(batch, head) + padded * C.head_dim;
+      if constexpr (C.dq) run.dq_sum = p.dq_sum[h].at(batch, head) + padded * C.head_dim;
       run.q_row_stride = p.q[h].row_stride;
       run.dout_row_stride = p.dout[h].row_stride;
       run.full = queries.full;
@@ -543,10 +530,10 @@ __device__ __forceinline__ void attention_backward_sm80(const BackwardParams& p)
   ptx::ld_shared_object(shared + kPlan.walk, walk);
   const int kh = walk.clean_keys;
   write_tile<C.tile_kv, C.head_dim, C.threads()>(
-      head_rows(p.dk[kh], walk.batch, walk.first_key_row, walk.head_kv), p.dk[kh].row_stride,
+      p.dk[kh].at(walk.batch, walk.first_key_row, walk.head_kv), p.dk[kh].row_stride,
       shared + kPlan.k, walk.keys, p.head_dim, thread);
   write_tile<C.tile_kv, C.head_dim_v, C.threads()>(
-      head_rows(p.dv[kh], walk.batch, walk.first_key_row, walk.head_kv), p.dv[kh].row_stride,
+      p.dv[kh].at(walk.batch, walk.first_key_row, walk.head_kv), p.dv[kh].row_stride,
       shared + kPlan.v, walk.keys, p.head_dim_v, thread);
 }
 

@@ -4,6 +4,7 @@
 #include "cuda/attention/backward_config.hpp"
 #include "cuda/attention/grid.cuh"
 #include "cuda/attention/params.hpp"
+#include "cuda/attention/walk_bytes.hpp"
 #include "cuda/ptx/sm80.cuh"
 #include "cuda/tile/multiply.cuh"
 #include "geometry/tiles.hpp"
@@ -45,8 +46,6 @@ __device__ __forceinline__ QueryWalk query_walk(const geometry::SampleMask& mask
   return walk;
 }
 
-inline constexpr u32 kWalkBytes = 128;
-
 /// What the query tiles of one head and segment share.
 struct QueryRun {
   const u16* q;  // row 0, as the others
@@ -71,7 +70,6 @@ inline constexpr u32 kRunLen = 56;
 inline constexpr u32 kRunSegment = 60;
 inline constexpr u32 kRunSampleHead = 64;
 inline constexpr u32 kRunHalf = 68;
-inline constexpr u32 kRunBytes = 128;  // two of them at a multiple of 256
 static_assert(sizeof(QueryRun) == 72 && sizeof(void*) == 8 && sizeof(geometry::Interval) == 8);
 
 /// The walk of a CTA: query heads of its KV head, in each the views (of noisy keys: their own),
@@ -93,7 +91,6 @@ struct KeyTileWalk {
 
 inline constexpr u32 kWalkFirstKey = 8;
 inline constexpr u32 kWalkCleanKeys = 12;
-inline constexpr u32 kKeyTileWalkBytes = 64;
 static_assert(sizeof(KeyTileWalk) == kKeyTileWalkBytes);
 
 /// A thread's place in the products of a tile, and where its operands lie in shared memory.
@@ -220,6 +217,25 @@ __device__ __forceinline__ KeyTile locate_key_tile(const Params& p, const TileIt
   tile.padding = {geometry::max_of(index * tile_kv, len),
                   geometry::min_of((index + 1) * tile_kv, segment.count)};
   return tile;
+}
+
+/// What the kernels keep of a tile in shared memory.
+__device__ __forceinline__ KeyTileWalk key_tile_walk(const KeyTile& tile, i32 views) {
+  const bool clean = tile.half == geometry::Half::kClean;
+  KeyTileWalk walk;
+  walk.first_segment = clean ? 0 : tile.view;
+  walk.segments = clean ? views + 1 : 1;
+  walk.first_key = tile.keys.begin;
+  walk.clean_keys = clean ? 1 : 0;
+  walk.keys = tile.keys.size();
+  walk.sample = tile.sample_index;
+  walk.batch = tile.sample.batch_index;
+  walk.head_kv = tile.head_kv;
+  walk.first_key_row = tile.first_row + tile.keys.begin;
+  walk.noisy_row = tile.sample.noisy.first;
+  walk.view_stride = tile.sample.view_stride;
+  walk.clean_row = tile.sample.clean_q.first;
+  return walk;
 }
 
 }  // namespace stepwell::cuda

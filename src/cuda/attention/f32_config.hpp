@@ -1,6 +1,7 @@
 // Configurations of the float32 kernels.
 #pragma once
 
+#include "cuda/attention/walk_bytes.hpp"
 #include "cuda/tile/rows.hpp"
 
 namespace stepwell::cuda {
@@ -35,8 +36,6 @@ struct ForwardF32Plan {
   int phases;      // KeyPhase of own and of clean keys
   int bytes;
 };
-
-constexpr int kKeyPhaseBytes = 32;
 
 constexpr ForwardF32Plan forward_f32_plan(F32Config config) {
   ForwardF32Plan plan{};
@@ -85,7 +84,7 @@ struct BackwardDkvF32Plan {
   int row_values;  // [tile_columns] of RowValuesF32
   int row_bounds;  // [tile_columns] of (begin, end): keys that each query sees
   int walks;       // QueryWalk of noisy and of clean queries
-  int rows;        // KeyTileRows
+  int walk;        // KeyTileWalk
   int bytes;
 };
 
@@ -99,8 +98,8 @@ constexpr BackwardDkvF32Plan backward_dkv_f32_plan(F32Config config) {
   plan.row_values = plan.p + config.tile_rows() * config.score_bytes();
   plan.row_bounds = plan.row_values + config.tile_columns() * 16;
   plan.walks = plan.row_bounds + config.tile_columns() * 8;
-  plan.rows = plan.walks + 2 * 128;
-  plan.bytes = plan.rows + 64;
+  plan.walk = plan.walks + 2 * kWalkBytes;
+  plan.bytes = plan.walk + kKeyTileWalkBytes;
   return plan;
 }
 

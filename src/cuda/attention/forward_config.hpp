@@ -1,6 +1,7 @@
-// Configuration of the mma.sync forward kernel, and which one a problem gets.
+// Configuration of the mma.sync forward kernel.
 #pragma once
 
+#include "cuda/attention/walk_bytes.hpp"
 #include "cuda/element.hpp"
 #include "cuda/tile/rows.hpp"
 
@@ -43,7 +44,7 @@ constexpr ForwardPlan forward_plan(ForwardConfig config) {
   plan.v = plan.k + 2 * config.tile_kv * padded_row_bytes(config.head_dim);
   plan.row_bounds = plan.v + 2 * config.tile_kv * padded_row_bytes(config.head_dim_v);
   plan.phases = plan.row_bounds + 2 * config.tile_q() * 8;
-  plan.warp_bounds = plan.phases + 2 * 32;
+  plan.warp_bounds = plan.phases + 2 * kKeyPhaseBytes;
   plan.results = plan.warp_bounds + 2 * config.warps * 16;
   plan.lost = plan.results + 32;
   plan.exact = plan.lost + (config.warps * 4 + 15) / 16 * 16;

@@ -66,18 +66,6 @@ __device__ __forceinline__ void attention_forward_f32(const ForwardParamsF32& p)
   ptx::bar_sync(0, C.threads());
 
   // ---- the walk
-  const auto request_k = [&] {
-    const KeyPhase keys = walk.keys();
-    request_tile_f32<C.tile_columns(), C.head_dim, C.threads()>(
-        shared + kPlan.k, keys.k, p.k[walk.phase].row_stride, walk.tile * C.tile_columns(),
-        keys.keys, p.head_dim);
-  };
-  const auto request_v = [&] {
-    const KeyPhase keys = walk.keys();
-    request_tile_f32<C.tile_columns(), C.head_dim_v, C.threads()>(
-        shared + kPlan.v, keys.v, p.v[walk.phase].row_stride, walk.tile * C.tile_columns(),
-        keys.keys, p.head_dim_v);
-  };
   float out[kRows][C.head_dim_v / 8];
   float row_max[kRows];  // of the raw scores
   float row_sum[kRows];  // of this lane's columns
@@ -92,9 +80,9 @@ __device__ __forceinline__ void attention_forward_f32(const ForwardParamsF32& p)
 
   walk.start();
   bool more = walk.find();
-  if (more) request_k();
+  if (more) walk.request_k(p, shared + kPlan.k);
   ptx::cp_async_commit_group();
-  if (more) request_v();
+  if (more) walk.request_v(p, shared + kPlan.v);
   ptx::cp_async_commit_group();
   while (more) {
     const i32 first_key = walk.tile * C.tile_columns();
@@ -110,7 +98,7 @@ __device__ __forceinline__ void attention_forward_f32(const ForwardParamsF32& p)
     ptx::bar_sync(0, C.threads());  // all are done with K
     ++walk.tile;
     more = walk.find();
-    if (more) request_k();
+    if (more) walk.request_k(p, shared + kPlan.k);
     ptx::cp_async_commit_group();
 
     float rescale[kRows];
@@ -167,7 +155,7 @@ __device__ __forceinline__ void attention_forward_f32(const ForwardParamsF32& p)
                                         shared + kPlan.v + lane % 8 * 16, kDimVBytes, p.head_dim_v);
     }
     ptx::bar_sync(0, C.threads());  // all are done with V
-    if (more) request_v();
+    if (more) walk.request_v(p, shared + kPlan.v);
     ptx::cp_async_commit_group();
   }
   ptx::cp_async_wait_group<0>();

@@ -4,11 +4,16 @@
 // Algorithm: FlashAttention-2 (Dao, arXiv:2307.08691) on two-interval masks. A CTA owns tile_q
 // query rows of one segment and head; each warp owns 16 or 32 of them. The CTA walks the key tiles
 // that any of its rows sees, own view first, then clean keys, last tile first, so that masked tiles
-// come at the front of each walk. A warp multiplies only the 16-key pieces of a masked tile that
-// its own rows see.
+// come at the front of each walk. A warp multiplies only those 32 keys at a time of a masked
+// tile that its own rows see.
 //
-// Shared memory: Q (later the output), two K and V tiles, the rows' intervals. Rows are padded to
-// an odd number of 16-byte chunks: constant offsets, no bank conflicts, no swizzle arithmetic.
+// Scores of any size: the fast softmax rounds a row's reference once. Where that turns out too
+// large in the end, the CTA walks again, with differences first (softmax_exact). Kernels of three
+// CTAs an SM, which are short of registers, take the latter at once.
+//
+// Shared memory (ForwardPlan): Q (later the output), two K and V tiles, the rows' intervals, what
+// the walk needs of both phases, where results go, flags of the second walk. Rows are padded to an
+// odd number of 16-byte chunks: constant offsets, no bank conflicts, no swizzle arithmetic.
 //
 // Pipeline, one key tile:
 //   wait for K and V | barrier | request the next K and V | S = Q K^T | softmax | O += P V
@@ -139,7 +144,7 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
   const i64 batch = rows.sample.batch_index;
 
   request_tile<C.tile_q(), C.head_dim, C.threads()>(
-      shared + kPlan.q, head_rows(p.q[h], batch, rows.first, rows.head), p.q[h].row_stride,
+      shared + kPlan.q, p.q[h].at(batch, rows.first, rows.head), p.q[h].row_stride,
       rows.valid.begin, rows.valid.end, p.head_dim);
   ptx::cp_async_commit_group();
 
@@ -152,7 +157,7 @@ __device__ __forceinline__ void attention_forward_sm80(const ForwardParams& p) {
   } else if (warp == 1 && lane == 0) {
     const FloatRows& lse = p.lse[h];
     const i64 row = rows.first + rows.valid.begin;
-    ptx::st_shared_pointers(shared + kPlan.results, head_rows(p.out[h], batch, row, rows.head),
+    ptx::st_shared_pointers(shared + kPlan.results, p.out[h].at(batch, row, rows.head),
                             lse.data == nullptr ? nullptr : lse.at(batch, rows.head, row));
     ptx::st_shared_v2(shared + kPlan.results + 16, rows.valid.size(), h);
     ptx::st_shared_u32(shared + kPlan.exact, 0);

@@ -6,8 +6,9 @@
 
 namespace stepwell::cuda {
 
-/// One query tile of one head. sample == layout.batch: rows of packed tensors behind the last
-/// sample.
+/// One tile of queries of a head, or of keys of a KV head (their grid counts segments from the
+/// clean keys, 0, on: view = segment - 1). sample == layout.batch: rows of packed tensors behind
+/// the last sample.
 struct TileItem {
   i32 sample;
   i32 segment;  // view, or num_views for clean rows

@@ -11,6 +11,7 @@
 
 #include "cuda/attention/params.hpp"
 #include "cuda/attention/query_rows.cuh"
+#include "cuda/attention/walk_bytes.hpp"
 #include "cuda/ptx/sm80.cuh"
 #include "cuda/tile/copy.cuh"
 #include "geometry/tiles.hpp"
@@ -80,11 +81,11 @@ struct KeyWalk {
     // Bounds that grow by whole blocks (windows) and tables leave gaps.
     const bool gaps = !own && (sample.mask.block_ranges != nullptr || sample.mask.clean_window > 0);
     const i64 row = own ? rows.first : sample.clean_kv.first;
-    const u32 at = shared + kPlan.phases + each * 32;
+    const u32 at = shared + kPlan.phases + each * kKeyPhaseBytes;
     ptx::st_shared_v2(at + 8, geometry::key_len(sample.mask, own ? Half::kNoisy : Half::kClean),
                       gaps ? 1 : 0);
-    ptx::st_shared_pointers(at + 16, head_rows(p.k[each], sample.batch_index, row, rows.head_kv),
-                            head_rows(p.v[each], sample.batch_index, row, rows.head_kv));
+    ptx::st_shared_pointers(at + 16, p.k[each].at(sample.batch_index, row, rows.head_kv),
+                            p.v[each].at(sample.batch_index, row, rows.head_kv));
   }
 
   /// Goes to the first tile; false where there is none. With gaps it may turn out empty.
@@ -103,7 +104,8 @@ struct KeyWalk {
                                     ptx::redux_max_s32(static_cast<i32>(bounds.y))};
       const geometry::Interval tiles = geometry::covering_tiles(keys, C.tile_kv);
       if (thread == 0) {
-        ptx::st_shared_v2(shared + kPlan.phases + each * 32, tiles.begin, tiles.end - 1);
+        ptx::st_shared_v2(shared + kPlan.phases + each * kKeyPhaseBytes, tiles.begin,
+                          tiles.end - 1);
       }
       if (!tiles.empty()) {
         phase = each;
@@ -125,7 +127,7 @@ struct KeyWalk {
   __device__ __forceinline__ bool find() {
     const int lane = static_cast<int>(ptx::thread_index()) % 32;
     while (true) {
-      const U32x4 tiles = ptx::ld_shared_v4(shared + kPlan.phases + phase * 32);
+      const U32x4 tiles = ptx::ld_shared_v4(shared + kPlan.phases + phase * kKeyPhaseBytes);
       while (tile >= static_cast<i32>(tiles.x)) {
         if (tiles.w == 0) return true;
         const geometry::Interval keys{tile * C.tile_kv, (tile + 1) * C.tile_kv};
@@ -141,13 +143,13 @@ struct KeyWalk {
       }
       if (phase == 1) return false;
       phase = 1;
-      tile = static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.phases + 32 + 4));
+      tile = static_cast<i32>(ptx::ld_shared_u32(shared + kPlan.phases + kKeyPhaseBytes + 4));
     }
   }
 
   /// Requests the tile's K and V.
   __device__ __forceinline__ void request(int stage) const {
-    const u32 at = shared + kPlan.phases + phase * 32;
+    const u32 at = shared + kPlan.phases + phase * kKeyPhaseBytes;
     const i32 keys = static_cast<i32>(ptx::ld_shared_u32(at + 8));
     request_tile<C.tile_kv, C.head_dim, C.threads()>(
         shared + kPlan.k + stage * (C.tile_kv * padded_row_bytes(C.head_dim)),

@@ -5,6 +5,7 @@
 #include "cuda/attention/params.hpp"
 #include "cuda/attention/query_rows.cuh"
 #include "cuda/ptx/sm80.cuh"
+#include "cuda/tile/copy.cuh"
 #include "geometry/tiles.hpp"
 
 namespace stepwell::cuda {
@@ -92,13 +93,27 @@ struct KeyWalkF32 {
     return seen.meets({tile * C.tile_columns(), (tile + 1) * C.tile_columns()});
   }
 
+  /// Requests K, or V, of the tile at hand to the shared address `to`.
+  template <class Params>
+  __device__ __forceinline__ void request_k(const Params& p, u32 to) const {
+    const KeyPhase keys = this->keys();
+    request_tile_f32<C.tile_columns(), C.head_dim, C.threads()>(
+        to, keys.k, p.k[phase].row_stride, tile * C.tile_columns(), keys.keys, p.head_dim);
+  }
+  template <class Params>
+  __device__ __forceinline__ void request_v(const Params& p, u32 to) const {
+    const KeyPhase keys = this->keys();
+    request_tile_f32<C.tile_columns(), C.head_dim_v, C.threads()>(
+        to, keys.v, p.v[phase].row_stride, tile * C.tile_columns(), keys.keys, p.head_dim_v);
+  }
+
+ private:
   __device__ __forceinline__ KeyPhase keys() const {
     KeyPhase keys;
     ptx::ld_shared_object(phases + phase * kKeyPhaseBytes, keys);
     return keys;
   }
 
- private:
   static constexpr u32 kTilesOffset = 16;  // of KeyPhase::tiles
 };
 

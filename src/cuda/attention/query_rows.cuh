@@ -18,7 +18,6 @@ struct QueryRows {
   geometry::Half half;
   i64 first;  // row 0 of the segment
   geometry::Interval valid;
-  geometry::Interval padding;
 };
 
 /// False where the CTA has no row of a valid token. Calls unused(half, batch, head, first, count)
@@ -50,11 +49,11 @@ __device__ __forceinline__ bool find_query_rows(const Params& p, QueryRows& rows
   rows.first = segment.first + (noisy ? item.segment * rows.sample.view_stride : 0);
   const i32 len = geometry::query_len(rows.sample.mask, rows.half);
   rows.valid = geometry::tile_interval(item.tile, kTileRows, len);
-  rows.padding = {geometry::max_of(item.tile * kTileRows, len),
-                  geometry::min_of((item.tile + 1) * kTileRows, segment.count)};
-  if (!rows.padding.empty()) {
-    unused(h, i64{rows.sample.batch_index}, rows.head, rows.first + rows.padding.begin,
-           i64{rows.padding.size()});
+  const geometry::Interval padding{geometry::max_of(item.tile * kTileRows, len),
+                                   geometry::min_of((item.tile + 1) * kTileRows, segment.count)};
+  if (!padding.empty()) {
+    unused(h, i64{rows.sample.batch_index}, rows.head, rows.first + padding.begin,
+           i64{padding.size()});
   }
   return !rows.valid.empty();
 }

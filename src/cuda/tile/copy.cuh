@@ -7,10 +7,6 @@
 
 namespace stepwell::cuda {
 
-__device__ __forceinline__ u16* head_rows(const HalfRows& rows, i64 batch, i64 row, i32 head) {
-  return rows.data + batch * rows.batch_stride + row * rows.row_stride + head * rows.head_stride;
-}
-
 /// How threads share rows of 16-byte chunks: a power of two of lanes copies a row, in one piece or
 /// in three.
 template <int kDim, int kThreads>

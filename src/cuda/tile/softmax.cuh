@@ -116,9 +116,10 @@ __device__ __forceinline__ float whole_sum(const RowState& state, int r) {
 }
 
 /// Whether a row must be done again by softmax_exact, from its first key on: its reference is too
-/// large, or too small for any term to be left though it `sees` keys. (A NaN looks the same.)
+/// large, or its scores are too far below the first one though it `sees` keys. (A NaN looks the same.)
 __device__ __forceinline__ bool softmax_lost(float reference, float sum, bool sees) {
-  return reference > kLargestReference || (sum == 0.0f && sees) ||
+  // The term of a reference that moved is 2^-2 at least.
+  return reference > kLargestReference || (sum < 0.25f && sees) ||
          !(sum < ptx::float_of(0x7f800000u));
 }
 
