@@ -1,7 +1,9 @@
 #include "cuda/gpu.hpp"
 
+#include <cstdlib>
 #include <mutex>
 #include <shared_mutex>
+#include <string_view>
 #include <unordered_map>
 
 #include "core/check.hpp"
@@ -45,11 +47,23 @@ runtime::Kernel loaded(const AttentionKernel& kernel, int device) {
   return all->kernels.emplace(key, handle).first->second;
 }
 
+/// Kernels for sm_90a are right on the host model and have not met a GPU: they are taken on demand.
+bool sm90_kernels_wanted() {
+  static constexpr const char* kName = "STEPWELL_SM90_KERNELS";
+  const char* const value = std::getenv(kName);
+  const std::string_view text = value == nullptr ? "" : value;
+  STEPWELL_CHECK(text.empty() || text == "0" || text == "1", kValue, "{} is \"{}\"; accepted: 0, 1",
+                 kName, text);
+  return text == "1";
+}
+
 }  // namespace
 
 DeviceLimits GpuLauncher::limits() const {
+  static const bool sm90_kernels = sm90_kernels_wanted();
   const runtime::DeviceProperties& properties = runtime::device_properties(device_);
   DeviceLimits limits = limits_of(properties.major, properties.minor);
+  limits.warpgroups = limits.warpgroups && sm90_kernels;
   limits.sms = properties.sm_count;
   return limits;
 }

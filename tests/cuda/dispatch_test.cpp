@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <iostream>
 #include <memory>
 #include <new>
 
@@ -136,6 +137,7 @@ TEST(Dispatch, TensorMapsComeFromTheDriver) {
   const cuda::GpuLauncher launcher(1, nullptr);
   EXPECT_EQ(launcher.limits().major, 9);
   EXPECT_EQ(launcher.limits().sms, 11);
+  EXPECT_FALSE(launcher.limits().warpgroups);  // only on demand
   cuda::TiledTensor tensor{.data = &stream_memory,
                            .rank = 5,
                            .dims = {64, 300, 2, 8, 3},
@@ -160,6 +162,26 @@ TEST(Dispatch, TensorMapsComeFromTheDriver) {
   driver().failing = "cuTensorMapEncodeTiled";
   EXPECT_THROW(launcher.tensor_map(tensor), Error);
   driver().failing = "";
+}
+
+/// Of a GPU of compute capability 9.0, in a process with this value of STEPWELL_SM90_KERNELS.
+void exit_with_warpgroups(const char* value) {
+  setenv("STEPWELL_SM90_KERNELS", value, 1);
+  try {
+    std::exit(cuda::GpuLauncher(1, nullptr).limits().warpgroups ? 1 : 0);
+  } catch (const Error& error) {
+    std::cerr << error.what();
+    std::exit(2);
+  }
+}
+
+TEST(DispatchDeathTest, KernelsForSm90AreTakenOnDemand) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // the value is read once in a process
+  EXPECT_EXIT(exit_with_warpgroups(""), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(exit_with_warpgroups("0"), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(exit_with_warpgroups("1"), ::testing::ExitedWithCode(1), "");
+  EXPECT_EXIT(exit_with_warpgroups("yes"), ::testing::ExitedWithCode(2),
+              "STEPWELL_SM90_KERNELS is \"yes\"; accepted: 0, 1");
 }
 
 TEST(Dispatch, FailedLaunchesAreReported) {
