@@ -59,7 +59,7 @@ constexpr ForwardTiles kForwardTiles[] = {
 };
 
 // O takes head_dim_v registers of a thread with 32 rows a warp, and half of that with 16; S takes
-// tile_kv, and half. Past 128 + 64 the compiler spills; with dropout's counters past 64 + 64.
+// tile_kv, and half. Past 128 + 64 the compiler spills; with dropout's counters past 64 + 32.
 bool has_registers(const ForwardTiles& tiles, const KernelTraits& traits,
                    const DeviceLimits& limits) {
   const int head_dim = native_head_dim(traits.head_dim);
@@ -69,7 +69,8 @@ bool has_registers(const ForwardTiles& tiles, const KernelTraits& traits,
   if (tiles.ctas_per_sm == 3) return plain && !traits.dropout && head_dim == 64;
   const bool early = limits.major >= 10 || traits.softcap;  // spills a little earlier
   if (early && tiles.tile_kv == 64 && head_dim_v > 96 && !plain) return false;
-  return head_dim_v <= (traits.dropout ? 64 : 128);
+  if (traits.dropout) return head_dim_v <= 64 && tiles.tile_kv == 32;
+  return head_dim_v <= 128;
 }
 
 // --------------------------------------------------------------------------------------- backward
