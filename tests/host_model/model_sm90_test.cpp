@@ -16,7 +16,6 @@ namespace {
 
 namespace hm = host_model;
 namespace ptx = cuda::ptx;
-using cuda::Constant;
 using cuda::Element;
 using cuda::Swizzle;
 using cuda::TensorMap;
@@ -26,7 +25,6 @@ using cuda::u32;
 using cuda::u64;
 using hm::Delivery;
 using hm::Options;
-using hm::Schedule;
 
 // ---- shared_layout.hpp -------------------------------------------------------------------------
 
