@@ -302,6 +302,8 @@ std::vector<AttentionKernel> all_kernels(const DeviceLimits& limits) {
           kernels.emplace_back(ForwardSm90Kernel{{head_dim, element, small_blocks}});
         }
       }
+      kernels.emplace_back(BackwardSm90Kernel{{128, element}});
+      kernels.emplace_back(BackwardRowsSm90Kernel{{128, element}});
     }
     for (const int head_dim : kNativeHeadDims) {
       for (const int head_dim_v : kNativeHeadDims) {

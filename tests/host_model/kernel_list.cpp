@@ -113,6 +113,10 @@ std::vector<cuda::AttentionKernel> modelled_kernels() {
       }
     }
   }
+  for (const Element element : {Element::kBFloat16, Element::kFloat16}) {
+    add(cuda::BackwardSm90Kernel{{128, element}});
+    add(cuda::BackwardRowsSm90Kernel{{128, element}});
+  }
   return kernels;
 }
 
@@ -124,6 +128,11 @@ std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
         kernels.emplace_back(cuda::ForwardSm90Kernel{{head_dim, Element::kBFloat16, small_blocks}});
       }
     }
+    return kernels;
+  }
+  if (family == "backward_sm90") {
+    kernels.emplace_back(cuda::BackwardSm90Kernel{{128, Element::kBFloat16}});
+    kernels.emplace_back(cuda::BackwardRowsSm90Kernel{{128, Element::kBFloat16}});
     return kernels;
   }
   if (family == "f32") {
