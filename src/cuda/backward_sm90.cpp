@@ -75,7 +75,11 @@ BackwardSm90Config backward_sm90_config(const AttentionProblem& problem) {
 
 BackwardRowsSm90Config backward_rows_sm90_config(const AttentionProblem& problem) {
   const BackwardSm90Config config = backward_sm90_config(problem);
-  return {.head_dim = config.head_dim, .element = config.element};
+  const bool diagonal = kSm90BackwardRows % problem.layout.mask.block_size == 0;
+  return {.head_dim = config.head_dim,
+          .element = config.element,
+          .diagonal = diagonal,
+          .grouped = diagonal && problem.group() > 1};
 }
 
 std::size_t backward_sm90_workspace_bytes(const AttentionProblem& problem) {
@@ -90,7 +94,8 @@ BackwardSm90Launches backward_sm90_params(const AttentionProblem& problem,
   BackwardSm90Params& p = launches.main;
   p.grid = half_key_grid(problem, kSm90BackwardKeys, 1, config.head_dim);
   if (p.grid.ctas() == 0) return launches;
-  p.items = static_cast<i32>(2 * p.grid.ctas());
+  const bool diagonal = backward_rows_sm90_config(problem).diagonal;
+  p.items = static_cast<i32>((diagonal ? 1 : 2) * p.grid.ctas());
   const int sms = launcher.limits().sms;
   p.ctas = std::min(p.items, sms > 0 ? sms : kUnknownSms);
   const auto slabs = static_cast<unsigned>(config.slabs());
@@ -105,6 +110,9 @@ BackwardSm90Launches backward_sm90_params(const AttentionProblem& problem,
     p.k[h] = map(tensors.k, problem.heads_kv, problem.head_dim, kSm90BackwardKeys);
     p.v[h] = map(tensors.v, problem.heads_kv, problem.head_dim_v, kSm90BackwardKeys);
     p.first_row[h] = first_row(layout, half);
+    if (half == Half::kClean || !diagonal) continue;
+    p.noisy_k = map(tensors.k, problem.heads_kv, problem.head_dim, kSm90BackwardRows);
+    p.noisy_v = map(tensors.v, problem.heads_kv, problem.head_dim_v, kSm90BackwardRows);
   }
   set_rows(tensors.out, p.out);
   set_rows(tensors.dout, p.dout_rows);

@@ -303,7 +303,10 @@ std::vector<AttentionKernel> all_kernels(const DeviceLimits& limits) {
         }
       }
       kernels.emplace_back(BackwardSm90Kernel{{128, element}});
-      kernels.emplace_back(BackwardRowsSm90Kernel{{128, element}});
+      for (const auto& [diagonal, grouped] :
+           {std::pair{false, false}, {true, false}, {true, true}}) {
+        kernels.emplace_back(BackwardRowsSm90Kernel{{128, element, diagonal, grouped}});
+      }
     }
     for (const int head_dim : kNativeHeadDims) {
       for (const int head_dim_v : kNativeHeadDims) {

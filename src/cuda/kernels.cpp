@@ -87,18 +87,21 @@ Description describe(const BackwardSm90Kernel& kernel) {
 }
 
 Description describe(const BackwardRowsSm90Kernel& kernel) {
-  const auto& [head_dim, element] = kernel.config;
-  return {.name = fmt::format("attention_backward_rows_sm90 dim={} {}", head_dim,
-                              element_text(element)),
+  const auto& [head_dim, element, diagonal, grouped] = kernel.config;
+  return {.name = fmt::format("attention_backward_rows_sm90 dim={} {}{}{}", head_dim,
+                              element_text(element), diagonal ? " diagonal" : "",
+                              grouped ? " grouped" : ""),
           .header = "cuda/attention/backward_rows_sm90.cuh",
           .function = "attention_backward_rows_sm90",
           .config_type = "BackwardRowsSm90Config",
-          .config_values = fmt::format("{}, {}", head_dim, element_code(element)),
+          .config_values =
+              fmt::format("{}, {}, {}, {}", head_dim, element_code(element), diagonal, grouped),
           .params_type = "BackwardSm90Params",
-          .ctas_per_sm = 1,
+          .ctas_per_sm = kernel.config.ctas_per_sm(),
           .factors = {{"kernel", "backward_rows_sm90"},
                       {"head_dim", std::to_string(head_dim)},
-                      {"element", element_text(element)}}};
+                      {"element", element_text(element)},
+                      {"diagonal", grouped ? "grouped" : on_off(diagonal)}}};
 }
 
 Description describe(const BackwardKernel& kernel) {
@@ -227,8 +230,8 @@ KernelKey key(int family, const BackwardSm90Kernel& kernel) {
 }
 
 KernelKey key(int family, const BackwardRowsSm90Kernel& kernel) {
-  const auto& [head_dim, element] = kernel.config;
-  return make_key(family, {head_dim, static_cast<int>(element)});
+  const auto& [head_dim, element, diagonal, grouped] = kernel.config;
+  return make_key(family, {head_dim, static_cast<int>(element), diagonal, grouped});
 }
 
 KernelKey key(int family, const BackwardKernel& kernel) {
@@ -266,7 +269,9 @@ int shared_bytes(const ForwardSm90Kernel& kernel) { return forward_sm90_plan(ker
 int shared_bytes(const BackwardSm90Kernel& kernel) {
   return backward_sm90_plan(kernel.config).bytes;
 }
-int shared_bytes(const BackwardRowsSm90Kernel&) { return 0; }
+int shared_bytes(const BackwardRowsSm90Kernel& kernel) {
+  return backward_rows_sm90_plan(kernel.config).bytes;
+}
 int shared_bytes(const BackwardKernel& kernel) { return backward_plan(kernel.config).bytes; }
 int shared_bytes(const BackwardDqKernel& kernel) { return backward_dq_plan(kernel.config).bytes; }
 int shared_bytes(const PrepareKernel&) { return 0; }

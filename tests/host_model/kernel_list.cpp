@@ -115,7 +115,9 @@ std::vector<cuda::AttentionKernel> modelled_kernels() {
   }
   for (const Element element : {Element::kBFloat16, Element::kFloat16}) {
     add(cuda::BackwardSm90Kernel{{128, element}});
-    add(cuda::BackwardRowsSm90Kernel{{128, element}});
+    for (const auto& [diagonal, grouped] : {std::pair{false, false}, {true, false}, {true, true}}) {
+      add(cuda::BackwardRowsSm90Kernel{{128, element, diagonal, grouped}});
+    }
   }
   return kernels;
 }
@@ -132,7 +134,10 @@ std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
   }
   if (family == "backward_sm90") {
     kernels.emplace_back(cuda::BackwardSm90Kernel{{128, Element::kBFloat16}});
-    kernels.emplace_back(cuda::BackwardRowsSm90Kernel{{128, Element::kBFloat16}});
+    for (const auto& [diagonal, grouped] : {std::pair{false, false}, {true, false}, {true, true}}) {
+      kernels.emplace_back(
+          cuda::BackwardRowsSm90Kernel{{128, Element::kBFloat16, diagonal, grouped}});
+    }
     return kernels;
   }
   if (family == "f32") {

@@ -56,6 +56,15 @@ std::vector<Region> regions_of(const cuda::BackwardSm90Kernel& kernel) {
       plan.bytes);
 }
 
+std::vector<Region> regions_of(const cuda::BackwardRowsSm90Kernel& kernel) {
+  const cuda::BackwardRowsSm90Plan plan = cuda::backward_rows_sm90_plan(kernel.config);
+  if (plan.bytes == 0) return {};
+  return regions_between({region("q", plan.q), region("dout", plan.dout), region("k", plan.k),
+                          region("v", plan.v), region("ds", plan.ds),
+                          region("row_values", plan.row_values), region("barrier", plan.barrier)},
+                         plan.bytes);
+}
+
 std::vector<Region> regions_of(const cuda::BackwardKernel& kernel) {
   const cuda::BackwardPlan plan = cuda::backward_plan(kernel.config);
   const int stages = kernel.config.stages;

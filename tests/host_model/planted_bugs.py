@@ -116,6 +116,7 @@ def f32(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
 FAMILIES = {
     "forward": "bf16",
     "forward_sm90": "bf16",
+    "backward_sm90": "bf16",
     "backward": "bf16",
     "deterministic": "deterministic_bf16",
     "f32": "f32",
@@ -725,10 +726,11 @@ SYNCHRONISING = (
 
 
 BUGS += [Bug(family="forward_sm90", **bug) for bug in sm90.BUGS]
+BUGS += [Bug(family="backward_sm90", **bug) for bug in sm90.BACKWARD_BUGS]
 
 
 def cases_of(family: str) -> list[str]:
-    return sm90.CASES if family == "forward_sm90" else CASES
+    return {"forward_sm90": sm90.CASES, "backward_sm90": sm90.BACKWARD_CASES}.get(family, CASES)
 
 
 def deletions() -> list[Bug]:

@@ -46,8 +46,8 @@
 //   the last arrival at a tile of dQ rounds it here                          0.67, 0.70
 #pragma once
 
+#include "cuda/attention/backward_products_sm90.cuh"
 #include "cuda/attention/backward_sm90_producer.cuh"
-#include "cuda/ptx/wgmma.cuh"
 
 namespace stepwell::cuda {
 
@@ -64,9 +64,6 @@ struct Backward90Consumer {
   static constexpr u32 kRowsSlabBytes = kSm90BackwardRows * 128;
   static constexpr u32 kKeysSlabBytes = kSm90BackwardKeys * 128;
   static constexpr u32 kDsBytes = kSm90BackwardKeys * 128;
-  static constexpr u32 kStep = 16 * 128;  // bytes of 16 rows of K in an MN-major operand
-  template <bool kValue>
-  using Flag = Constant<kValue>;
 
   const BackwardSm90Params& p;
   const u32 shared;
@@ -95,19 +92,7 @@ struct Backward90Consumer {
   const u64 q_columns, dout_columns;  // B of dK and dV
   const u64 ds_columns;               // A of dQ
 
-  const u32 ds_row;  // that this lane addresses in stmatrix
-  const u32 ds_chunk, ds_swizzle;
-
-  __device__ __forceinline__ static u64 k_major(u32 at) {
-    return ptx::matrix_descriptor(at, 16, 1024, Swizzle::k128);
-  }
-  __device__ __forceinline__ static u64 mn_major(u32 at, u32 slab_bytes) {
-    return ptx::matrix_descriptor(at, slab_bytes, 1024, Swizzle::k128);
-  }
-  /// The key of the CTA's item that this lane addresses in stmatrix.
-  __device__ __forceinline__ static u32 matrix_row(u32 wg, u32 warp_index, u32 lane_index) {
-    return wg * 64 + warp_index * 16 + lane_index % 16;
-  }
+  const WarpKeysSm90<kDsBytes> ds_keys;  // the warp's, in stage 0 of dS
 
   __device__ __forceinline__ Backward90Consumer(const BackwardSm90Params& params, u32 base, u32 wg,
                                                 u32 warp_index)
@@ -117,17 +102,15 @@ struct Backward90Consumer {
         warp(warp_index),
         lane(ptx::thread_index() % 32),
         barriers{base + kPlan.barriers},
-        k_rows(k_major(base + kPlan.k + wg * 64 * 128)),
-        v_rows(k_major(base + kPlan.v + wg * 64 * 128)),
-        k_columns(mn_major(base + kPlan.k + wg * kKeysSlabBytes, kKeysSlabBytes)),
-        q_rows(k_major(base + kPlan.q)),
-        dout_rows(k_major(base + kPlan.dout)),
-        q_columns(mn_major(base + kPlan.q, kRowsSlabBytes)),
-        dout_columns(mn_major(base + kPlan.dout, kRowsSlabBytes)),
-        ds_columns(mn_major(base + kPlan.ds, kDsBytes)),
-        ds_row(base + kPlan.ds + matrix_row(wg, warp_index, ptx::thread_index() % 32) * 128),
-        ds_chunk(ptx::thread_index() % 32 / 16),
-        ds_swizzle(ptx::thread_index() % 8) {}
+        k_rows(k_major_sm90(base + kPlan.k + wg * 64 * 128)),
+        v_rows(k_major_sm90(base + kPlan.v + wg * 64 * 128)),
+        k_columns(mn_major_sm90(base + kPlan.k + wg * kKeysSlabBytes, kKeysSlabBytes)),
+        q_rows(k_major_sm90(base + kPlan.q)),
+        dout_rows(k_major_sm90(base + kPlan.dout)),
+        q_columns(mn_major_sm90(base + kPlan.q, kRowsSlabBytes)),
+        dout_columns(mn_major_sm90(base + kPlan.dout, kRowsSlabBytes)),
+        ds_columns(mn_major_sm90(base + kPlan.ds, kDsBytes)),
+        ds_keys{base + kPlan.ds + (wg * 64 + warp_index * 16) * 128, ptx::thread_index() % 32} {}
 
   // ---- barriers
 
@@ -149,52 +132,16 @@ struct Backward90Consumer {
 
   __device__ __forceinline__ void issue_scores() {
     ptx::wgmma_fence();
-    const u64 b = ptx::advance_descriptor(q_rows, q.stage * C.rows_bytes());
-    multiply_rows(s, k_rows, b);
+    multiply_rows_sm90<C.element, kDimSteps, kKeysSlabBytes, kRowsSlabBytes>(
+        s, k_rows, ptx::advance_descriptor(q_rows, q.stage * C.rows_bytes()));
     ptx::wgmma_commit_group();
-  }
-  /// d = A B^T over the head dim, A of 64 keys and B of query rows.
-  __device__ __forceinline__ void multiply_rows(float (&d)[kPieces][4], u64 a, u64 b) {
-#pragma unroll
-    for (int i = 0; i < kDimSteps; ++i) {
-      const u64 a_i = ptx::advance_descriptor(a, i / 4 * kKeysSlabBytes + i % 4 * 32);
-      const u64 b_i = ptx::advance_descriptor(b, i / 4 * kRowsSlabBytes + i % 4 * 32);
-      if (i == 0) {
-        ptx::wgmma_ss_init<C.element, false>(d, a_i, b_i);
-      } else {
-        ptx::wgmma_ss<C.element, false>(d, a_i, b_i, true);
-      }
-    }
-  }
-  /// d += A B over query rows; d = A B in an item's first step.
-  template <bool kFirst>
-  __device__ __forceinline__ void multiply_keys(float (&d)[kDimPieces][4], u32 (&a)[kSteps][4],
-                                                u64 b) {
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const u64 b_i = ptx::advance_descriptor(b, i * kStep);
-      if (i == 0 && kFirst) {
-        ptx::wgmma_rs_init<C.element, true>(d, a[i], b_i);
-      } else {
-        ptx::wgmma_rs<C.element, true>(d, a[i], b_i, true);
-      }
-    }
   }
   __device__ __forceinline__ void issue_dq(u32 index) {
     const u32 stage = index % kDsStages;
     ptx::mbarrier_wait_parity(barriers.ds_full(stage), index / kDsStages % 2);
     ptx::wgmma_fence();
-    const u64 a = ptx::advance_descriptor(ds_columns, stage * kDsBytes);
-#pragma unroll
-    for (int i = 0; i < kKeySteps; ++i) {
-      const u64 a_i = ptx::advance_descriptor(a, i * kStep);
-      const u64 b_i = ptx::advance_descriptor(k_columns, i * kStep);
-      if (i == 0) {
-        ptx::wgmma_ss_init<C.element, true, true>(dq, a_i, b_i);
-      } else {
-        ptx::wgmma_ss<C.element, true, true>(dq, a_i, b_i, true);
-      }
-    }
+    multiply_dq_sm90<C.element, kKeySteps>(
+        dq, ptx::advance_descriptor(ds_columns, stage * kDsBytes), k_columns);
     ptx::wgmma_commit_group();
   }
   /// Adds dQ of a step to its sums.
@@ -208,77 +155,13 @@ struct Backward90Consumer {
 
   // ---- scores
 
-  /// Zeros where a row does not see a key: hidden pairs may hold anything, infinities and NaN
-  /// included.
+  /// In a step that some row of which does not see some key of the warpgroup.
   __device__ __forceinline__ void hide(float (&x)[kPieces][4], i32 flags) const {
     i32 first_key, len;
     ptx::ld_shared_v2(item_at() + kItemKeys, first_key, len);
     const i32 first_row = static_cast<i32>(ptx::ld_shared_u32(step_at(step) + 4) + lane % 4 * 2);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const i32 key = first_key + static_cast<i32>(group * 64 + warp * 16 + lane / 4) + 8 * r;
-      KeySpan span = rows_that_see(p, key, len, flags);
-      span.begin -= first_row;
-      span.end -= first_row;
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const i32 row = 8 * i + j;
-          if (row < span.begin || row >= span.end) x[i][2 * r + j] = 0.0f;
-        }
-      }
-    }
-  }
-
-  /// P = exp2(S scale_log2 - lse), packed.
-  __device__ __forceinline__ i32 probabilities(u32 row_values) {
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      float lse[2];
-      ptx::ld_shared_v2(row_values + i * 32, lse[0], lse[1]);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        s[i][j] = ptx::ex2_approx(ptx::fma_f32(s[i][j], p.scale_log2, -lse[j % 2]));
-      }
-    }
-    const i32 flags = static_cast<i32>(ptx::shfl_idx_u32(ptx::ld_shared_u32(step_at(step) + 8), 0));
-    if ((flags & kPartialStep << group) != 0) hide(s, flags);
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        // P is at most 1. Scores past 2^24 leave more than that between them and their rounded
-        // log-sum-exp.
-        packed_p[i / 2][i % 2 * 2 + r] = ptx::min_nan_x2<C.element>(
-            ptx::cvt_x2_f32<C.element>(s[i][2 * r], s[i][2 * r + 1]), ptx::ones_x2<C.element>());
-      }
-    }
-    return flags;
-  }
-
-  /// dS = P (dP - delta), packed.
-  __device__ __forceinline__ void score_gradients(u32 row_values, i32 flags) {
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      float delta[2];
-      ptx::ld_shared_v2(row_values + kRowValuesBytes / 2 + i * 32, delta[0], delta[1]);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const u32 pair = packed_p[i / 2][i % 2 * 2 + j / 2];
-        dp[i][j] = (dp[i][j] - delta[j % 2]) *
-                   (j % 2 == 0 ? ptx::low_f32<C.element>(pair) : ptx::high_f32<C.element>(pair));
-      }
-    }
-    if ((flags & kPartialStep << group) != 0) hide(dp, flags);
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        packed_ds[i / 2][i % 2 * 2 + r] =
-            ptx::cvt_x2_f32<C.element>(dp[i][2 * r], dp[i][2 * r + 1]);
-      }
-    }
+    hide_sm90(x, p, first_key + static_cast<i32>(group * 64 + warp * 16 + lane / 4), len, first_row,
+              flags);
   }
 
   __device__ __forceinline__ void store_ds() const {
@@ -286,8 +169,7 @@ struct Backward90Consumer {
     ptx::mbarrier_wait_parity(barriers.ds_empty(stage), step / kDsStages % 2 ^ 1);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      ptx::stmatrix_x4(ds_row + stage * kDsBytes + (((2 * i + ds_chunk) ^ ds_swizzle) << 4),
-                       packed_ds[i]);
+      ptx::stmatrix_x4(ds_keys.matrix(static_cast<int>(stage), 2 * i), packed_ds[i]);
     }
     ptx::fence_proxy_async();
     arrive(barriers.ds_full(stage));
@@ -304,24 +186,30 @@ struct Backward90Consumer {
 
     ptx::mbarrier_wait_parity(barriers.dout_full(dout_stage), step / kDoutStages % 2);
     ptx::wgmma_fence();
-    multiply_rows(dp, v_rows, ptx::advance_descriptor(dout_rows, dout_stage * C.rows_bytes()));
+    multiply_rows_sm90<C.element, kDimSteps, kKeysSlabBytes, kRowsSlabBytes>(
+        dp, v_rows, ptx::advance_descriptor(dout_rows, dout_stage * C.rows_bytes()));
     ptx::wgmma_commit_group();
 
-    const i32 flags = probabilities(row_values);
+    exponentials_sm90(s, row_values, p.scale_log2);
+    const i32 flags = static_cast<i32>(ptx::shfl_idx_u32(ptx::ld_shared_u32(step_at(step) + 8), 0));
+    if ((flags & kPartialStep << group) != 0) hide(s, flags);
+    pack_probabilities_sm90<C.element>(packed_p, s);
     ptx::pin_registers(packed_p);
     ptx::wgmma_fence();
-    multiply_keys<kFirst>(dv, packed_p,
-                          ptx::advance_descriptor(dout_columns, dout_stage * C.rows_bytes()));
+    multiply_keys_sm90<C.element, kFirst>(
+        dv, packed_p, ptx::advance_descriptor(dout_columns, dout_stage * C.rows_bytes()));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>(dp);
 
-    score_gradients(row_values, flags);
+    score_gradients_sm90<C.element>(dp, packed_p, row_values);
+    if ((flags & kPartialStep << group) != 0) hide(dp, flags);
+    pack_gradients_sm90<C.element>(packed_ds, dp);
     store_ds();
     if constexpr (!kFirst) issue_dq(step - 1);
     ptx::pin_registers(packed_ds);
     ptx::wgmma_fence();
-    multiply_keys<kFirst>(dk, packed_ds,
-                          ptx::advance_descriptor(q_columns, q.stage * C.rows_bytes()));
+    multiply_keys_sm90<C.element, kFirst>(
+        dk, packed_ds, ptx::advance_descriptor(q_columns, q.stage * C.rows_bytes()));
     ptx::wgmma_commit_group();
     q.next();
     ptx::wgmma_wait_group<0>(dv);
@@ -337,41 +225,6 @@ struct Backward90Consumer {
       add_dq(step - 1);
     }
     ++step;
-  }
-
-  /// Results of the warp's 16 keys, through the rows of dS that the same warp writes.
-  __device__ __forceinline__ void write(const float (&sums)[kDimPieces][4], float scale,
-                                        const HalfRows& rows, i32 dim, const KeyItem& item) const {
-#pragma unroll
-    for (int i = 0; i < kDimPieces; i += 2) {
-      u32 matrices[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float* pair = &sums[i + j / 2][j % 2 * 2];
-        matrices[j] = ptx::cvt_x2_f32<C.element>(pair[0] * scale, pair[1] * scale);
-      }
-      ptx::stmatrix_x4(ds_row + i / 8 * kDsBytes + (((i % 8 + ds_chunk) ^ ds_swizzle) << 4),
-                       matrices);
-    }
-    ptx::syncwarp();
-    constexpr u32 kChunks = C.head_dim / 8;  // 16 bytes of a row
-    const u32 chunk = lane % kChunks;
-    const i32 first = item.first_key + static_cast<i32>(group * 64 + warp * 16);
-    u16* const to =
-        rows.at(item.sample, p.first_row[item.noisy != 0 ? 0 : 1] + first, item.head_kv) +
-        chunk * 8;
-#pragma unroll
-    for (u32 row = lane / kChunks; row < 16; row += 32 / kChunks) {
-      const u32 at = shared + kPlan.ds + chunk / 8 * kDsBytes +
-                     (group * 64 + warp * 16 + row) * 128 + ((chunk % 8 ^ row % 8) << 4);
-      U32x4 value = ptx::ld_shared_v4(at);
-      const i32 key = first + static_cast<i32>(row);
-      if (key >= item.len) value = {0, 0, 0, 0};
-      if (key < p.rows && static_cast<i32>(chunk) * 8 < dim) {
-        ptx::st_global_v4(to + static_cast<i64>(row) * rows.row_stride, value);
-      }
-    }
-    ptx::syncwarp();
   }
 
   __device__ __forceinline__ void run() {
@@ -404,8 +257,10 @@ struct Backward90Consumer {
       // Both warpgroups' dQ have read dS, of this step and of the one before.
       ptx::mbarrier_wait_parity(barriers.ds_empty(stage), (step - 1) / kDsStages % 2);
       const KeyItem item = load_key_item(item_at());
-      write(dv, 1.0f, p.dv, p.head_dim_v, item);
-      write(dk, p.softmax_scale, p.dk, p.head_dim, item);
+      // Through the rows of dS that the same warp writes.
+      const i32 key = item.first_key + static_cast<i32>(group * 64 + warp * 16);
+      ds_keys.template write<C.element>(dv, 1.0f, p, p.dv, p.head_dim_v, item, key);
+      ds_keys.template write<C.element>(dk, p.softmax_scale, p, p.dk, p.head_dim, item, key);
       arrive(barriers.item_empty(place.stage));
       place.next();
     }

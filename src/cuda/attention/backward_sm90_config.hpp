@@ -68,16 +68,49 @@ constexpr BackwardSm90Plan backward_sm90_plan(BackwardSm90Config config) {
 struct BackwardRowsSm90Config {
   int head_dim;
   Element element;
+  bool diagonal;  // the block size divides 64: noisy rows with noisy keys are done here, complete
+  bool grouped;   // and KV heads have several query heads
 
   constexpr int threads() const { return 128; }
+  constexpr int slabs() const { return head_dim / 64; }
+  constexpr int tile_bytes() const { return kSm90BackwardRows * head_dim * 2; }
+  /// As many as registers allow: results of several heads stay in them.
+  constexpr int ctas_per_sm() const { return diagonal && !grouped ? 3 : 2; }
 };
+
+/// Offsets into dynamic shared memory; none is used without `diagonal`.
+struct BackwardRowsSm90Plan {
+  int q;
+  int dout;
+  int k;
+  int v;   // at the end dV, then dK
+  int ds;  // [key][64 query rows]
+  int row_values;
+  int barrier;  // of loads
+  int bytes;
+};
+
+constexpr BackwardRowsSm90Plan backward_rows_sm90_plan(BackwardRowsSm90Config config) {
+  BackwardRowsSm90Plan plan{};
+  if (!config.diagonal) return plan;
+  plan.q = 0;
+  plan.dout = plan.q + config.tile_bytes();
+  plan.k = plan.dout + config.tile_bytes();
+  plan.v = plan.k + config.tile_bytes();
+  plan.ds = plan.v + config.tile_bytes();
+  plan.row_values = plan.ds + kSm90BackwardRows * 128;
+  plan.barrier = plan.row_values + kRowValuesBytes;
+  plan.bytes = plan.barrier + 8;
+  return plan;
+}
 
 /// By geometry::Half where there are two of a kind. Maps have the dimensions 64 dims of a slab, row
 /// of the half, slab, head and sample.
 struct BackwardSm90Params {
-  TensorMap q[2], dout[2];  // boxes of a tile of query rows
-  TensorMap k[2], v[2];     // boxes of an item's keys
-  HalfRows out, dout_rows;  // joint tensors
+  TensorMap q[2], dout[2];     // boxes of a tile of query rows
+  TensorMap k[2], v[2];        // boxes of an item's keys
+  TensorMap noisy_k, noisy_v;  // boxes of 64 noisy keys
+  HalfRows out, dout_rows;     // joint tensors
   HalfRows dk, dv;
   FloatRows lse, dlse;
   i64 first_row[2] = {};  // of the half, in joint tensors
