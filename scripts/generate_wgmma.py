@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 TARGET = Path(__file__).resolve().parent.parent / "src/cuda/ptx/wgmma_instructions.cuh"
-COLUMNS = (64, 128)  # N of m64nNk16
+COLUMNS = (32, 64, 128)  # N of m64nNk16
 
 HEAD = """\
 // wgmma.mma_async.m64nNk16 with f32 accumulators, and wgmma.wait_group; device builds only. Written
@@ -143,7 +143,7 @@ def text() -> str:
         for element, type_name in (("bf16", "kBFloat16"), ("f16", "kFloat16")):
             parts.append(instruction(columns, element, type_name))
     parts += [wait(columns) for columns in COLUMNS]
-    parts += [wait_with_a(columns, steps) for columns in COLUMNS for steps in (4, 8)]
+    parts += [wait_with_a(columns, steps) for columns in COLUMNS[1:] for steps in (4, 8)]
     return "".join([*parts, TAIL])
 
 

@@ -60,16 +60,18 @@ QuerySums finish_sums(const AttentionProblem& problem, const BackwardSm90Config&
 
 bool backward_sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits) {
   const HalfTensors& tensors = problem.halves[0];  // joint: those of both halves
-  return limits.warpgroups && is_joint_of_one_view(problem) && problem.head_dim == 128 &&
-         problem.head_dim_v == 128 && !problem.deterministic && problem.softcap == 0.0 &&
-         problem.dropout_p == 0.0 && has_map(problem, tensors.q, problem.heads_q) &&
+  const bool dims = problem.head_dim == 128 ? problem.head_dim_v == 128
+                                            : problem.head_dim <= 64 && problem.head_dim_v <= 64;
+  return limits.warpgroups && is_joint_of_one_view(problem) && dims && !problem.deterministic &&
+         problem.softcap == 0.0 && problem.dropout_p == 0.0 &&
+         has_map(problem, tensors.q, problem.heads_q) &&
          has_map(problem, tensors.k, problem.heads_kv) &&
          has_map(problem, tensors.v, problem.heads_kv) &&
          has_map(problem, tensors.dout, problem.heads_q);
 }
 
 BackwardSm90Config backward_sm90_config(const AttentionProblem& problem) {
-  return {.head_dim = 128,
+  return {.head_dim = problem.head_dim == 128 ? 128 : 64,
           .element = problem.dtype == DType::kBFloat16 ? Element::kBFloat16 : Element::kFloat16};
 }
 
@@ -110,6 +112,13 @@ BackwardSm90Launches backward_sm90_params(const AttentionProblem& problem,
     p.k[h] = map(tensors.k, problem.heads_kv, problem.head_dim, kSm90BackwardKeys);
     p.v[h] = map(tensors.v, problem.heads_kv, problem.head_dim_v, kSm90BackwardKeys);
     p.first_row[h] = first_row(layout, half);
+    if (config.splits_slab()) {
+      TiledTensor columns = tiled_half(problem, tensors.k, half, problem.heads_kv, problem.head_dim,
+                                       kSm90BackwardKeys, slabs);
+      columns.box[0] = 32;
+      columns.swizzle = Swizzle::k64;
+      p.k_columns[h] = launcher.tensor_map(columns);
+    }
     if (half == Half::kClean || !diagonal) continue;
     p.noisy_k = map(tensors.k, problem.heads_kv, problem.head_dim, kSm90BackwardRows);
     p.noisy_v = map(tensors.v, problem.heads_kv, problem.head_dim_v, kSm90BackwardRows);

@@ -47,13 +47,17 @@ std::vector<Region> regions_of(const cuda::ForwardSm90Kernel& kernel) {
 
 std::vector<Region> regions_of(const cuda::BackwardSm90Kernel& kernel) {
   const cuda::BackwardSm90Plan plan = cuda::backward_sm90_plan(kernel.config);
-  return regions_between(
-      {region("k", plan.k), region("v", plan.v), region("q", plan.q, cuda::kRowStages),
-       region("dout", plan.dout, cuda::kDoutStages), region("ds", plan.ds, cuda::kDsStages),
-       region("row_values", plan.row_values, cuda::kRowStages),
-       region("steps", plan.steps, cuda::kStepStages),
-       region("items", plan.items, cuda::kItemStages), region("barriers", plan.barriers)},
-      plan.bytes);
+  std::vector<Region> starts{region("k", plan.k), region("v", plan.v)};
+  if (kernel.config.splits_slab()) starts.push_back(region("k_columns", plan.k_columns, 2));
+  for (const Region& rest :
+       {region("q", plan.q, cuda::kRowStages), region("dout", plan.dout, cuda::kDoutStages),
+        region("ds", plan.ds, cuda::kDsStages),
+        region("row_values", plan.row_values, cuda::kRowStages),
+        region("steps", plan.steps, cuda::kStepStages),
+        region("items", plan.items, cuda::kItemStages), region("barriers", plan.barriers)}) {
+    starts.push_back(rest);
+  }
+  return regions_between(std::move(starts), plan.bytes);
 }
 
 std::vector<Region> regions_of(const cuda::BackwardRowsSm90Kernel& kernel) {

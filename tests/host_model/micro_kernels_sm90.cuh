@@ -93,9 +93,11 @@ __device__ __forceinline__ void products(const u32* in, u32* out) {
     each(Constant<64>{}, Constant<true>{});
     each(Constant<128>{}, Constant<false>{});
     each(Constant<128>{}, Constant<true>{});
+    each(Constant<32>{}, Constant<false>{});
+    each(Constant<32>{}, Constant<true>{});
   };
   with(Constant<Element::kBFloat16>{}, out);
-  with(Constant<Element::kFloat16>{}, out + 512);
+  with(Constant<Element::kFloat16>{}, out + 768);
 }
 
 }  // namespace stepwell::cuda::micro
@@ -208,7 +210,7 @@ __global__ void micro_tensor_store(const __grid_constant__ TensorMap map, u32 bo
   if (thread == 0) ptx::bulk_wait_group<0>();
 }
 
-// A in shared memory. out[2 types][64, 128 columns][B K-major, MN-major][128]
+// A in shared memory. out[2 types][64, 128, 32 columns][B K-major, MN-major][128]
 __global__ void __launch_bounds__(128, 1) micro_wgmma_ss(const u32* in, u32* out) {
   micro::products<false>(in, out);
 }

@@ -108,9 +108,9 @@ const MicroKernel kKernelsSm90[] = {
     store_kernel(Swizzle::k32, 16),
     store_kernel(Swizzle::k64, 32),
     store_kernel(Swizzle::k128, 64),
-    {"micro_wgmma_ss", micro_wgmma_ss, {}, 128, 49152, 1024, 0, 0},
-    {"micro_wgmma_mn_major_a", micro_wgmma_mn_major_a, {}, 128, 49152, 1024, 0, 0},
-    {"micro_wgmma_rs", micro_wgmma_rs, {}, 128, 49152, 1024, 0, 0},
+    {"micro_wgmma_ss", micro_wgmma_ss, {}, 128, 49152, 1536, 0, 0},
+    {"micro_wgmma_mn_major_a", micro_wgmma_mn_major_a, {}, 128, 49152, 1536, 0, 0},
+    {"micro_wgmma_rs", micro_wgmma_rs, {}, 128, 49152, 1536, 0, 0},
     {"micro_wgmma_groups", micro_wgmma_groups, {}, 128, 16384, 128, 0, 0},
 };
 

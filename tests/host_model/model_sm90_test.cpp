@@ -435,6 +435,7 @@ void check_all_wgmmas() {
   }
 }
 
+TEST(HostModelSm90, WgmmaOf32Columns) { check_all_wgmmas<32>(); }
 TEST(HostModelSm90, WgmmaOf64Columns) { check_all_wgmmas<64>(); }
 TEST(HostModelSm90, WgmmaOf128Columns) { check_all_wgmmas<128>(); }
 

@@ -15,6 +15,11 @@ __device__ __forceinline__ u64 mn_major_sm90(u32 at, u32 slab_bytes) {
   return ptx::matrix_descriptor(at, slab_bytes, 1024, Swizzle::k128);
 }
 
+/// MN-major, 32 columns in rows of 64 bytes.
+__device__ __forceinline__ u64 mn_major_half_sm90(u32 at) {
+  return ptx::matrix_descriptor(at, 16, 512, Swizzle::k64);
+}
+
 /// Bytes of 16 rows: a step of K in an MN-major operand.
 inline constexpr u32 kRowsStepSm90 = 16 * 128;
 
@@ -47,13 +52,14 @@ __device__ __forceinline__ void multiply_keys_sm90(float (&d)[kPieces][4], u32 (
   }
 }
 
-/// dQ = dS K over 16 kSteps keys, 64 query rows x the columns of B.
-template <Element kElement, int kSteps, int kPieces>
+/// dQ = dS K over 16 kSteps keys, 64 query rows x the columns of B, of which 16 rows have kStepB
+/// bytes.
+template <Element kElement, int kSteps, u32 kStepB = kRowsStepSm90, int kPieces>
 __device__ __forceinline__ void multiply_dq_sm90(float (&d)[kPieces][4], u64 a, u64 b) {
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
     const u64 a_i = ptx::advance_descriptor(a, i * kRowsStepSm90);
-    const u64 b_i = ptx::advance_descriptor(b, i * kRowsStepSm90);
+    const u64 b_i = ptx::advance_descriptor(b, i * kStepB);
     if (i == 0) {
       ptx::wgmma_ss_init<kElement, true, true>(d, a_i, b_i);
     } else {

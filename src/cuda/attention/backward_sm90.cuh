@@ -12,10 +12,11 @@
 // WARPS (384 threads)
 //   warpgroup 0   warp 0 claims items and loads; the others have nothing to do. 40 registers.
 //   warpgroup w   (1, 2) keys [64 (w - 1), 64 w) of S^T, dP^T, dV and dK, and columns
-//                 [64 (w - 1), 64 w) of dQ. 232 registers each.
+//                 [64 (w - 1), 64 w) of dQ (32 each at head dim 64). 232 registers each.
 //
 // SHARED MEMORY at head dim 128 (178 KB): K 32 KB, V 32, Q 3 stages of 16, dO 2 of 16, dS 2 of 16;
-// row values, steps, items, barriers.
+// row values, steps, items, barriers. At head dim 64 K is there twice: as B of dQ in two halves of
+// 32 columns, as S takes it in rows of 64.
 //
 // BARRIERS: mbarriers are those of BackwardSm90Barriers.
 //
@@ -104,7 +105,9 @@ struct Backward90Consumer {
         barriers{base + kPlan.barriers},
         k_rows(k_major_sm90(base + kPlan.k + wg * 64 * 128)),
         v_rows(k_major_sm90(base + kPlan.v + wg * 64 * 128)),
-        k_columns(mn_major_sm90(base + kPlan.k + wg * kKeysSlabBytes, kKeysSlabBytes)),
+        k_columns(C.splits_slab()
+                      ? mn_major_half_sm90(base + kPlan.k_columns + wg * (kKeysSlabBytes / 2))
+                      : mn_major_sm90(base + kPlan.k + wg * kKeysSlabBytes, kKeysSlabBytes)),
         q_rows(k_major_sm90(base + kPlan.q)),
         dout_rows(k_major_sm90(base + kPlan.dout)),
         q_columns(mn_major_sm90(base + kPlan.q, kRowsSlabBytes)),
@@ -140,7 +143,7 @@ struct Backward90Consumer {
     const u32 stage = index % kDsStages;
     ptx::mbarrier_wait_parity(barriers.ds_full(stage), index / kDsStages % 2);
     ptx::wgmma_fence();
-    multiply_dq_sm90<C.element, kKeySteps>(
+    multiply_dq_sm90<C.element, kKeySteps, kRowsStepSm90 / (C.splits_slab() ? 2 : 1)>(
         dq, ptx::advance_descriptor(ds_columns, stage * kDsBytes), k_columns);
     ptx::wgmma_commit_group();
   }

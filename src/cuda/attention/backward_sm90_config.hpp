@@ -16,13 +16,15 @@ inline constexpr int kSm90BackwardKeys = 128;
 
 /// Of attention_backward_sm90.
 struct BackwardSm90Config {
-  int head_dim;  // 128, of q, k and v
+  int head_dim;  // 64 or 128, of q, k and v; tensors of smaller ones are padded to 64 by their maps
   Element element;
 
   constexpr int threads() const { return 384; }  // warpgroups: loads, keys 0 to 63, keys 64 to 127
   constexpr int slabs() const { return head_dim / 64; }
   constexpr int rows_bytes() const { return kSm90BackwardRows * head_dim * 2; }
   constexpr int keys_bytes() const { return kSm90BackwardKeys * head_dim * 2; }
+  /// K once more, in 32 columns for each warpgroup: a slab has those of both.
+  constexpr bool splits_slab() const { return head_dim == 64; }
 };
 
 inline constexpr int kRowStages = 3;   // of Q and row values
@@ -39,6 +41,8 @@ inline constexpr int kRowValuesBytes = 2 * kSm90BackwardRows * 4;
 struct BackwardSm90Plan {
   int k;
   int v;
+  int k_columns;   // where slabs are split: [32 columns of a warpgroup][key], rows of 64 bytes
+                   // swizzled; else k
   int q;           // [kRowStages]
   int dout;        // [kDoutStages]
   int ds;          // [kDsStages][key][64 query rows]; at the end of an item dV, then dK
@@ -53,7 +57,8 @@ constexpr BackwardSm90Plan backward_sm90_plan(BackwardSm90Config config) {
   BackwardSm90Plan plan{};
   plan.k = 0;
   plan.v = plan.k + config.keys_bytes();
-  plan.q = plan.v + config.keys_bytes();
+  plan.k_columns = config.splits_slab() ? plan.v + config.keys_bytes() : plan.k;
+  plan.q = plan.v + (config.splits_slab() ? 2 : 1) * config.keys_bytes();
   plan.dout = plan.q + kRowStages * config.rows_bytes();
   plan.ds = plan.dout + kDoutStages * config.rows_bytes();
   plan.row_values = plan.ds + kDsStages * kSm90BackwardKeys * 128;
@@ -109,6 +114,7 @@ constexpr BackwardRowsSm90Plan backward_rows_sm90_plan(BackwardRowsSm90Config co
 struct BackwardSm90Params {
   TensorMap q[2], dout[2];     // boxes of a tile of query rows
   TensorMap k[2], v[2];        // boxes of an item's keys
+  TensorMap k_columns[2];      // boxes of an item's keys and 32 dims, where slabs are split
   TensorMap noisy_k, noisy_v;  // boxes of 64 noisy keys
   HalfRows out, dout_rows;     // joint tensors
   HalfRows dk, dv;

@@ -123,15 +123,15 @@ __device__ __forceinline__ void wait_with_warp(u32 barrier, u32 parity) {
 
 /// Zeros over rows [valid, kRows) of a matrix in shared memory: rows that hold no token may have
 /// anything, and 0 times NaN is NaN. By one warp.
-template <int kRows, int kSlabs>
+template <int kRows, int kSlabs, int kRowBytes = 128>
 __device__ __forceinline__ void clear_rows(u32 to, i32 valid) {
-  constexpr int kPieces = 128 / 16;  // of a row
+  constexpr int kPieces = kRowBytes / 16;
   const int lane = static_cast<int>(ptx::thread_index_again()) % 32;
 #pragma unroll 1
   for (int slab = 0; slab < kSlabs; ++slab) {
 #pragma unroll 1
     for (int i = valid * kPieces + lane; i < kRows * kPieces; i += 32) {
-      ptx::st_shared_v4(to + slab * kRows * 128 + 16 * i, {0, 0, 0, 0});
+      ptx::st_shared_v4(to + slab * kRows * kRowBytes + 16 * i, {0, 0, 0, 0});
     }
   }
 }
@@ -156,11 +156,13 @@ struct Backward90Producer {
         leader(ptx::thread_index() % 32 == 0),
         barriers{base + kPlan.barriers} {}
 
-  /// Loads a box of kRows rows; those from `valid` on hold no token and become zeros. `full` gets
-  /// its arrival, and `extra` bytes that load_extra(barrier) requests.
-  template <int kRows, class LoadExtra>
+  /// Loads a box of kRows rows; those that hold no token become zeros. `full` gets its arrival, and
+  /// `extra` bytes that load_extra(barrier) requests; clear_extra(valid) clears what of them
+  /// belongs to rows from `valid` on.
+  template <int kRows, class LoadExtra, class ClearExtra>
   __device__ __forceinline__ void load(u32 to, const TensorMap& map, u32 full, i32 row, i32 head,
-                                       i32 sample, i32 len, int extra, LoadExtra&& load_extra) {
+                                       i32 sample, i32 len, int extra, LoadExtra&& load_extra,
+                                       ClearExtra&& clear_extra) {
     constexpr int kBytes = kRows * C.head_dim * 2;
     const i32 valid = len - row;
     const bool ragged = valid < kRows && len < p.rows;
@@ -174,6 +176,7 @@ struct Backward90Producer {
     wait_with_warp(barrier, ragged_parity);
     ragged_parity ^= 1;
     clear_rows<kRows, C.slabs()>(to, valid);
+    clear_extra(valid);
     ptx::fence_proxy_async();
     ptx::syncwarp();
     if (leader) ptx::mbarrier_arrive(full);
@@ -184,10 +187,31 @@ struct Backward90Producer {
     return load_key_item(shared + kPlan.items + 32 * ((items - 1) % kItemStages));
   }
 
-  __device__ __forceinline__ void load_keys(u32 to, const TensorMap (&maps)[2], u32 full) {
+  __device__ __forceinline__ void load_k() {
     const KeyItem item = this->item();
-    load<kSm90BackwardKeys>(to, maps[item.noisy != 0 ? 0 : 1], full, item.first_key, item.head_kv,
-                            item.sample, item.len, 0, [](u32) {});
+    const int half = 1 - item.noisy;
+    constexpr u32 kPart = kSm90BackwardKeys * 64;  // of a warpgroup
+    load<kSm90BackwardKeys>(
+        shared + kPlan.k, p.k[half], barriers.k_full(), item.first_key, item.head_kv, item.sample,
+        item.len, C.splits_slab() ? 2 * kPart : 0,
+        [&](u32 barrier) {
+          if constexpr (!C.splits_slab()) return;
+          for (u32 i = 0; i < 2; ++i) {
+            ptx::tensor_load_5d(shared + kPlan.k_columns + i * kPart, p.k_columns[half], barrier,
+                                static_cast<int>(32 * i), item.first_key, 0, item.head_kv,
+                                item.sample);
+          }
+        },
+        [&](i32 valid) {
+          if constexpr (!C.splits_slab()) return;
+          clear_rows<kSm90BackwardKeys, 2, 64>(shared + kPlan.k_columns, valid);
+        });
+  }
+  __device__ __forceinline__ void load_v() {
+    const KeyItem item = this->item();
+    load<kSm90BackwardKeys>(
+        shared + kPlan.v, p.v[1 - item.noisy], barriers.v_full(), item.first_key, item.head_kv,
+        item.sample, item.len, 0, [](u32) {}, [](i32) {});
   }
 
   /// The next item with a valid key becomes the one at hand, and consumers get it; keys without are
@@ -223,7 +247,7 @@ struct Backward90Producer {
       if (!claim()) return;
       wait_with_warp(barriers.kv_empty(), items % 2 ^ 1);
       ++items;
-      load_keys(shared + kPlan.k, p.k, barriers.k_full());
+      load_k();
       bool first = true;
 #pragma unroll 1
       for (i32 head = 0; head < p.group(); ++head) {
@@ -253,21 +277,23 @@ struct Backward90Producer {
       }
       load<kSm90BackwardRows>(
           shared + kPlan.q + q.stage * C.rows_bytes(), p.q[half], barriers.q_full(q.stage),
-          rows.first_row, rows.head, item.sample, item.len, kRowValuesBytes, [&](u32 barrier) {
+          rows.first_row, rows.head, item.sample, item.len, kRowValuesBytes,
+          [&](u32 barrier) {
             ptx::bulk_load(shared + kPlan.row_values + q.stage * kRowValuesBytes,
                            p.row_values + i64{number} * (kRowValuesBytes / 4), kRowValuesBytes,
                            barrier);
-          });
+          },
+          [](i32) {});
     }
     q.next();
-    if (first) load_keys(shared + kPlan.v, p.v, barriers.v_full());
+    if (first) load_v();
     const u32 stage = steps % kDoutStages;
     wait_with_warp(barriers.dout_empty(stage), steps / kDoutStages % 2 ^ 1);
     const KeyItem item = this->item();
-    load<kSm90BackwardRows>(shared + kPlan.dout + stage * C.rows_bytes(), p.dout[half],
-                            barriers.dout_full(stage), tile * kSm90BackwardRows,
-                            item.head_kv * p.group() + group_head, item.sample, item.len, 0,
-                            [](u32) {});
+    load<kSm90BackwardRows>(
+        shared + kPlan.dout + stage * C.rows_bytes(), p.dout[half], barriers.dout_full(stage),
+        tile * kSm90BackwardRows, item.head_kv * p.group() + group_head, item.sample, item.len, 0,
+        [](u32) {}, [](i32) {});
     ++steps;
   }
 };

@@ -11,6 +11,144 @@ template <int kColumns, Element kElement>
 struct WgmmaInstruction;
 
 template <>
+struct WgmmaInstruction<32, Element::kBFloat16> {
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss(
+      float (&d)[4][4], u64 a, u64 b, bool accumulate) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, p, 1, 1, %19, %20; }"
+        :
+          "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+        :
+          "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMnMajorA)),
+          "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss_init(
+      float (&d)[4][4], u64 a, u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, p, 1, 1, %18, %19; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3])
+        :
+          "l"(a), "l"(b), "n"(static_cast<int>(kMnMajorA)), "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorB>
+  __device__ __forceinline__ static void rs(
+      float (&d)[4][4], const u32 (&a)[4], u64 b, bool accumulate) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, {%16, %17, %18, %19}, %20, p, 1, 1, %22; }"
+        :
+          "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+        :
+          "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
+          "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorB>
+  __device__ __forceinline__ static void rs_init(
+      float (&d)[4][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, {%16, %17, %18, %19}, %20, p, 1, 1, %21; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3])
+        :
+          "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(kMnMajorB)));
+  }
+};
+
+template <>
+struct WgmmaInstruction<32, Element::kFloat16> {
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss(
+      float (&d)[4][4], u64 a, u64 b, bool accumulate) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, p, 1, 1, %19, %20; }"
+        :
+          "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+        :
+          "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMnMajorA)),
+          "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss_init(
+      float (&d)[4][4], u64 a, u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, p, 1, 1, %18, %19; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3])
+        :
+          "l"(a), "l"(b), "n"(static_cast<int>(kMnMajorA)), "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorB>
+  __device__ __forceinline__ static void rs(
+      float (&d)[4][4], const u32 (&a)[4], u64 b, bool accumulate) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, {%16, %17, %18, %19}, %20, p, 1, 1, %22; }"
+        :
+          "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+        :
+          "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
+          "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorB>
+  __device__ __forceinline__ static void rs_init(
+      float (&d)[4][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, {%16, %17, %18, %19}, %20, p, 1, 1, %21; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3])
+        :
+          "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(kMnMajorB)));
+  }
+};
+
+template <>
 struct WgmmaInstruction<64, Element::kBFloat16> {
   template <bool kMnMajorA, bool kMnMajorB>
   __device__ __forceinline__ static void ss(
@@ -413,6 +551,18 @@ struct WgmmaInstruction<128, Element::kFloat16> {
           "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(kMnMajorB)));
   }
 };
+
+template <int kPending>
+__device__ __forceinline__ void wait_for_wgmma(float (&d)[4][4]) {
+  asm volatile(
+      "wgmma.wait_group.sync.aligned %16;"
+      :
+        "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+        "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+      : "n"(kPending)
+      : "memory");
+}
 
 template <int kPending>
 __device__ __forceinline__ void wait_for_wgmma(float (&d)[8][4]) {
