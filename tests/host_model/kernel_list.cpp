@@ -138,11 +138,10 @@ std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
   if (family == "backward_sm90") {
     for (const int head_dim : {64, 128}) {
       kernels.emplace_back(cuda::BackwardSm90Kernel{{head_dim, Element::kBFloat16}});
-      for (const auto& [diagonal, grouped] :
-           {std::pair{false, false}, {true, false}, {true, true}}) {
-        kernels.emplace_back(
-            cuda::BackwardRowsSm90Kernel{{head_dim, Element::kBFloat16, diagonal, grouped}});
-      }
+    }
+    for (const auto& [diagonal, grouped] : {std::pair{false, false}, {true, false}, {true, true}}) {
+      kernels.emplace_back(
+          cuda::BackwardRowsSm90Kernel{{128, Element::kBFloat16, diagonal, grouped}});
     }
     return kernels;
   }

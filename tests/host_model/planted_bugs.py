@@ -101,7 +101,7 @@ def forward(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
 
 
 def backward(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
-    return Bug(name, "backward", path, old, new, **rest)
+    return Bug(name, "backward", path, old, new, **{"device": MMA, **rest})
 
 
 def deterministic(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
@@ -122,9 +122,10 @@ FAMILIES = {
     "f32": "f32",
 }
 MMA = "cuda-model:mma"  # where the kernels for sm_90a take no problem from the others
+ON_MMA = ("forward", "backward")
 SMALL = "cuda-model:8.6"
 CONTROLS = [
-    Bug("none", family, quick=True, device=MMA if family == "forward" else "cuda-model")
+    Bug("none", family, quick=True, device=MMA if family in ON_MMA else "cuda-model")
     for family in FAMILIES
 ]
 
@@ -744,7 +745,7 @@ def deletions() -> list[Bug]:
         for match in re.finditer(SYNCHRONISING, text):
             line = text.count("\n", 0, match.start()) + 1
             statement = " ".join(match.group().split()).replace("ptx::", "")
-            device = MMA if family == "forward" else "cuda-model"
+            device = MMA if family in ON_MMA else "cuda-model"
             bugs.append(
                 Bug(
                     f"line {line}: {statement}",

@@ -297,6 +297,13 @@ BUGS = [
         "new": "return tiles.count - geometry::min_of(full, tiles.clean) - 1;",
     },
     {
+        "name": "keys past the sample's end are seen",
+        "path": KERNEL,
+        "old": "spans.end[r] = geometry::min_of(len, end) - first;",
+        "new": "spans.end[r] = end - first;",
+        "times": 2,
+    },
+    {
         "name": "diagonals of a merged tile in the wrong order",
         "path": PRODUCERS,
         "old": "ptx::tensor_load_5d(at + kPartBytes, part[0],",
@@ -344,12 +351,14 @@ BACKWARD_ITEMS = "cuda/attention/backward_sm90_items.cuh"
 BACKWARD_ROWS = "cuda/attention/backward_rows_sm90.cuh"
 
 BACKWARD_CASES = [
+    "dim64_64",
     "dim128_128",
     "keys_seqused",
     "keys_b72_both_causal",
     "keys_of_one_block",
     "strips_dim128",
     "strips_dim128_any_block",
+    "strips_seqused_any_block",
 ]
 
 DOUT_IS_FREE = "arrive(barriers.dout_empty(dout_stage));"
@@ -407,7 +416,6 @@ BACKWARD_BUGS = [
         "path": BACKWARD_KERNEL,
         "old": "ptx::mbarrier_wait_parity(barriers.ds_empty(stage), step / kDsStages % 2 ^ 1);",
         "new": "",
-        "quick": True,
     },
     {
         "name": "results staged over dS while it is read",
@@ -431,7 +439,6 @@ BACKWARD_BUGS = [
         "path": BACKWARD_PRODUCER,
         "old": "wait_with_warp(barriers.dout_empty(stage), steps / kDoutStages % 2 ^ 1);",
         "new": "",
-        "quick": True,
     },
     {
         "name": "K and V of the next item without a wait",
@@ -493,7 +500,6 @@ BACKWARD_BUGS = [
         "path": BACKWARD_KERNEL,
         "old": "ptx::wgmma_wait_group<0>(s);",
         "new": "",
-        "quick": True,
     },
     {
         "name": "no wait for dP",
@@ -570,8 +576,26 @@ BACKWARD_BUGS = [
     {
         "name": "both warpgroups sum the same columns of dQ",
         "path": BACKWARD_KERNEL,
-        "old": "k_columns(mn_major_sm90(base + kPlan.k + wg * kKeysSlabBytes, kKeysSlabBytes))",
-        "new": "k_columns(mn_major_sm90(base + kPlan.k, kKeysSlabBytes))",
+        "old": "mn_major_sm90(base + kPlan.k + wg * kKeysSlabBytes, kKeysSlabBytes)",
+        "new": "mn_major_sm90(base + kPlan.k, kKeysSlabBytes)",
+    },
+    {
+        "name": "both warpgroups sum the same columns of dQ, head dim 64",
+        "path": BACKWARD_KERNEL,
+        "old": "mn_major_half_sm90(base + kPlan.k_columns + wg * (kKeysSlabBytes / 2))",
+        "new": "mn_major_half_sm90(base + kPlan.k_columns)",
+    },
+    {
+        "name": "wrong stride in the descriptor of 64-byte rows",
+        "path": BACKWARD_PRODUCTS,
+        "old": "ptx::matrix_descriptor(at, 16, 512, Swizzle::k64);",
+        "new": "ptx::matrix_descriptor(at, 16, 1024, Swizzle::k64);",
+    },
+    {
+        "name": "64-byte rows of K without a token not cleared",
+        "path": BACKWARD_PRODUCER,
+        "old": "clear_rows<kSm90BackwardKeys, 2, 64>(shared + kPlan.k_columns, valid);",
+        "new": "",
     },
     # ---- dS
     {
@@ -661,12 +685,6 @@ BACKWARD_BUGS = [
         "path": BACKWARD_ITEMS,
         "old": "span.end = start + p.block_size;",
         "new": "span.end = start + p.block_size + 1;",
-    },
-    {
-        "name": "keys past the sample's end are seen",
-        "path": BACKWARD_ITEMS,
-        "old": "if (key >= len) span.begin = span.end;",
-        "new": "if (key > len) span.begin = span.end;",
     },
     {
         "name": "a partial step without its mask",
@@ -777,12 +795,6 @@ BACKWARD_BUGS = [
         "path": BACKWARD_ROWS,
         "old": "packed_ds[i]); ptx::fence_proxy_async(); ptx::bar_sync(0, C.threads());",
         "new": "packed_ds[i]); ptx::fence_proxy_async();",
-    },
-    {
-        "name": "diagonal: the next head's tiles requested while the last one's are read",
-        "path": BACKWARD_ROWS,
-        "old": "// Nobody reads Q, dO, dS and row values any more. ptx::bar_sync(0, C.threads());",
-        "new": "",
     },
     {
         "name": "diagonal: no wait for dV",

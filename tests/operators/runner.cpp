@@ -40,6 +40,7 @@ class CudaRunner : public Runner {
     return c.memory == Memory::kUnaligned && has_row(c) ? "multiple" : "";
   }
   bool has_deterministic_kernels() const override { return true; }
+  bool bounds_probabilities(const Case& c) const override { return !is_f32(c); }
   Case nearest(Case c) const override {
     if (c.memory == Memory::kUnaligned) c.memory = Memory::kPaddedHeads;
     return c;
