@@ -1,7 +1,5 @@
 #include "cuda/backend.hpp"
 
-#include <algorithm>
-
 #include "core/check.hpp"
 #include "cuda/backward_sm90.hpp"
 #include "cuda/configurations.hpp"
@@ -65,13 +63,10 @@ void backward_sm90(const AttentionProblem& problem, std::byte* workspace, Launch
 
 std::size_t forward_workspace_bytes(const AttentionProblem&) { return 0; }
 
-std::size_t backward_workspace_bytes(const AttentionProblem& problem) {
+std::size_t backward_workspace_bytes(const AttentionProblem& problem, const DeviceLimits& limits) {
   if (is_f32(problem)) return workspace_bytes_f32(problem);
-  const std::size_t bytes =
-      workspace_bytes(problem, problem.deterministic ? 0 : native_head_dim(problem.head_dim));
-  // Enough for either kernel, whatever the GPU.
-  const bool sm90 = backward_sm90_takes(problem, limits_of(9, 0));
-  return sm90 ? std::max(bytes, backward_sm90_workspace_bytes(problem)) : bytes;
+  if (backward_sm90_takes(problem, limits)) return backward_sm90_workspace_bytes(problem);
+  return workspace_bytes(problem, problem.deterministic ? 0 : native_head_dim(problem.head_dim));
 }
 
 void forward(const AttentionProblem& problem, Launcher& launcher) {

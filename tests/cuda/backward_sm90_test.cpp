@@ -146,7 +146,8 @@ TEST(BackwardSm90, Workspace) {
       EXPECT_EQ(static_cast<void*>(p.dq_sum), workspace() + 64 + tiles * 512);
       const auto bytes = static_cast<std::size_t>(64 + tiles * (512 + 64 * 128 * 4));
       EXPECT_EQ(backward_sm90_workspace_bytes(problem), bytes);
-      EXPECT_EQ(backward_workspace_bytes(problem), std::max(bytes, workspace_bytes(problem, 128)));
+      EXPECT_EQ(backward_workspace_bytes(problem, kHopper), bytes);
+      EXPECT_EQ(backward_workspace_bytes(problem, limits_of(8, 0)), workspace_bytes(problem, 128));
 
       const auto finish = recorder.launches[2].as<BackwardParams>();
       EXPECT_EQ(finish.dq_width, 128);
