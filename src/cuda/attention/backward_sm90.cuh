@@ -162,7 +162,8 @@ struct Backward90Consumer {
   __device__ __forceinline__ void hide(float (&x)[kPieces][4], i32 flags) const {
     i32 first_key, len;
     ptx::ld_shared_v2(item_at() + kItemKeys, first_key, len);
-    const i32 first_row = static_cast<i32>(ptx::ld_shared_u32(step_at(step) + 4) + lane % 4 * 2);
+    const i32 first_row =
+        static_cast<i32>(ptx::ld_shared_u32(step_at(step) + kStepFirstRow) + lane % 4 * 2);
     hide_sm90(x, p, first_key + static_cast<i32>(group * 64 + warp * 16 + lane / 4), len, first_row,
               flags);
   }
@@ -194,7 +195,8 @@ struct Backward90Consumer {
     ptx::wgmma_commit_group();
 
     exponentials_sm90(s, row_values, p.scale_log2);
-    const i32 flags = static_cast<i32>(ptx::shfl_idx_u32(ptx::ld_shared_u32(step_at(step) + 8), 0));
+    const i32 flags =
+        static_cast<i32>(ptx::shfl_idx_u32(ptx::ld_shared_u32(step_at(step) + kStepFlags), 0));
     if ((flags & kPartialStep << group) != 0) hide(s, flags);
     pack_probabilities_sm90<C.element>(packed_p, s);
     ptx::pin_registers(packed_p);

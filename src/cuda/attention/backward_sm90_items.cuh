@@ -55,7 +55,7 @@ __device__ __forceinline__ geometry::Interval query_tiles(const BackwardSm90Para
   return {begin / kSm90BackwardRows, geometry::ceil_div(end, kSm90BackwardRows)};
 }
 
-/// One step: a tile of query rows with an item's keys.
+/// One step: a tile of query rows of one head with an item's keys, as the consumers get it.
 struct StepInfo {
   i32 tile;  // its number in the workspace
   i32 first_row;
@@ -63,12 +63,12 @@ struct StepInfo {
 };
 
 /// Of StepInfo::flags.
-inline constexpr i32 kPartialStep = 1;    // some row does not see some of keys 0 to 63;
-                                          // shifted by one: of keys 64 to 127
+inline constexpr i32 kPartialStep = 1;    // some row does not see some of keys 0 to 63; shifted by
+                                          // one: of keys 64 to 127
 inline constexpr i32 kNoisyRowsStep = 4;  // query rows are noisy
 inline constexpr i32 kNoisyKeysStep = 8;  // and keys are too
 
-/// Step `index` of an item: head by head, noisy rows before clean ones.
+/// The same before it is loaded.
 struct StepRows {
   i32 head;
   i32 half;  // of the rows, a geometry::Half

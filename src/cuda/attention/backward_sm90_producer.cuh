@@ -9,7 +9,8 @@ namespace stepwell::cuda {
 
 /// The shared addresses of a CTA's barriers. Arrivals:
 ///   q_full     1   the producer, and the bytes of Q and row values: StepInfo is there too
-///   q_empty    8   consumer warps: dK of the step is complete
+///   q_empty    8   consumer warps: dK of the step is complete. (With three stages of Q and two of
+///                  dO, and dO released after all products of a step, dout_empty says it first)
 ///   dout_full  1   the producer, and the bytes
 ///   dout_empty 8   consumer warps: dV of the step is complete
 ///   ds_full    8   consumer warps: dS of the step is written
@@ -80,6 +81,15 @@ struct StagePlace {
     }
   }
 };
+
+/// Where a StepInfo has its other fields.
+inline constexpr u32 kStepFirstRow = 4;
+inline constexpr u32 kStepFlags = 8;
+
+__device__ __forceinline__ void store_step(u32 at, const StepInfo& step) {
+  ptx::st_shared_v4(at, {static_cast<u32>(step.tile), static_cast<u32>(step.first_row),
+                         static_cast<u32>(step.flags), 0});
+}
 
 /// Where a KeyItem has its first key and length, side by side.
 inline constexpr u32 kItemKeys = 8;
@@ -271,9 +281,8 @@ struct Backward90Producer {
       const StepRows rows{item.head_kv * p.group() + group_head, half, tile * kSm90BackwardRows};
       const i32 number = ((item.sample * p.heads_q + rows.head) * 2 + half) * p.row_tiles + tile;
       if (leader) {
-        ptx::st_shared_v4(shared + kPlan.steps + steps % kStepStages * 16,
-                          {static_cast<u32>(number), static_cast<u32>(rows.first_row),
-                           static_cast<u32>(step_flags(p, item, rows)), 0});
+        store_step(shared + kPlan.steps + steps % kStepStages * 16,
+                   {number, rows.first_row, step_flags(p, item, rows)});
       }
       load<kSm90BackwardRows>(
           shared + kPlan.q + q.stage * C.rows_bytes(), p.q[half], barriers.q_full(q.stage),
