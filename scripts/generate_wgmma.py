@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 TARGET = Path(__file__).resolve().parent.parent / "src/cuda/ptx/wgmma_instructions.cuh"
-COLUMNS = (64, 128)  # N of m64nNk16
+COLUMNS = (32, 64, 128)  # N of m64nNk16
 
 HEAD = """\
 // wgmma.mma_async.m64nNk16 with f32 accumulators, and wgmma.wait_group; device builds only. Written
@@ -56,31 +56,37 @@ def numbers(first: int, count: int, indent: int) -> str:
     return "\n".join(lines)
 
 
-def product(columns: int, element: str, a_in_registers: bool) -> str:
+def product(columns: int, element: str, a_in_registers: bool, init: bool) -> str:
+    """`init`: d = A B, and what d held is not read, so that its registers are free before."""
     count = columns // 2
     if a_in_registers:
-        name, argument = "rs", "const u32 (&a)[4]"
+        name, argument, layouts = "rs", "const u32 (&a)[4]", ["kMnMajorB"]
         operand = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
         inputs = [f'"r"(a[{i}])' for i in range(4)]
-        immediates = "1, 1"  # signs; the layout of A is fixed
     else:
-        name, argument = "ss", "u64 a"
+        name, argument, layouts = "ss", "u64 a", ["kMnMajorA", "kMnMajorB"]
         operand = f"%{count}"
         inputs = ['"l"(a)']
-        immediates = "1, 1, 0"  # A is K-major
     b = count + len(inputs)
-    inputs += ['"l"(b)', '"r"(static_cast<int>(accumulate))', '"n"(static_cast<int>(kMnMajorB))']
+    inputs.append('"l"(b)')
+    if not init:
+        inputs.append('"r"(static_cast<int>(accumulate))')
+    immediates = ["1", "1"]  # signs
+    for layout in layouts:
+        immediates.append(f"%{count + len(inputs)}")
+        inputs.append(f'"n"(static_cast<int>({layout}))')
+    parameters = ", ".join(f"bool {layout}" for layout in layouts)
     return f"""
-  template <bool kMnMajorB>
-  __device__ __forceinline__ static void {name}(float (&d)[{columns // 8}][4], {argument},
-                                            u64 b, bool accumulate) {{
+  template <{parameters}>
+  __device__ __forceinline__ static void {name}{"_init" if init else ""}(
+      float (&d)[{columns // 8}][4], {argument}, u64 b{"" if init else ", bool accumulate"}) {{
     asm volatile(
-        "{{ .reg .pred p; setp.ne.b32 p, %{b + 1}, 0;\\n"
+        "{{ .reg .pred p; setp.ne.b32 p, {"0" if init else f"%{b + 1}"}, 0;\\n"
         "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} {{"
 {numbers(0, count, 8)}
-        "}}, {operand}, %{b}, p, {immediates}, %{b + 2}; }}"
+        "}}, {operand}, %{b}, p, {", ".join(immediates)}; }}"
         :
-{wrapped(registers("+f", "d", count), 10)}
+{wrapped(registers("=f" if init else "+f", "d", count), 10)}
         :
 {wrapped(inputs, 10)});
   }}
@@ -88,10 +94,14 @@ def product(columns: int, element: str, a_in_registers: bool) -> str:
 
 
 def instruction(columns: int, element: str, type_name: str) -> str:
+    products = "".join(
+        product(columns, element, a_in_registers, init)
+        for a_in_registers in (False, True)
+        for init in (False, True)
+    )
     return f"""
 template <>
-struct WgmmaInstruction<{columns}, Element::{type_name}> {{{product(columns, element, False)}\
-{product(columns, element, True)}}};
+struct WgmmaInstruction<{columns}, Element::{type_name}> {{{products}}};
 """
 
 
@@ -133,7 +143,7 @@ def text() -> str:
         for element, type_name in (("bf16", "kBFloat16"), ("f16", "kFloat16")):
             parts.append(instruction(columns, element, type_name))
     parts += [wait(columns) for columns in COLUMNS]
-    parts += [wait_with_a(columns, steps) for columns in COLUMNS for steps in (4, 8)]
+    parts += [wait_with_a(columns, steps) for columns in COLUMNS[1:] for steps in (4, 8)]
     return "".join([*parts, TAIL])
 
 

@@ -110,8 +110,9 @@ std::size_t forward_bytes(const AttentionArgs& args, const AttentionProblem& pro
 }
 
 std::size_t backward_bytes(const AttentionArgs& args, const AttentionProblem& problem) {
-  return on_cuda(args) ? cuda::backward_workspace_bytes(problem)
-                       : cpu::backward_workspace_bytes(problem);
+  if (!on_cuda(args)) return cpu::backward_workspace_bytes(problem);
+  const cuda::GpuLauncher launcher(args.q.device.index, args.stream);
+  return cuda::backward_workspace_bytes(problem, launcher.limits());
 }
 
 std::string prepare_backend(const AttentionArgs& args, const AttentionProblem& problem,

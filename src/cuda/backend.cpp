@@ -1,6 +1,7 @@
 #include "cuda/backend.hpp"
 
 #include "core/check.hpp"
+#include "cuda/backward_sm90.hpp"
 #include "cuda/configurations.hpp"
 #include "cuda/forward_sm90.hpp"
 #include "cuda/parameters.hpp"
@@ -44,12 +45,27 @@ void backward_f32(const AttentionProblem& problem, std::byte* workspace, Launche
   launch(BackwardDkvF32Kernel{dkv}, params, launcher);
 }
 
+void launch(const AttentionKernel& kernel, const BackwardSm90Params& params, Launcher& launcher) {
+  if (params.grid.ctas() > 0) launcher.launch(kernel, params.ctas, &params, sizeof(params));
+}
+
+void backward_sm90(const AttentionProblem& problem, std::byte* workspace, Launcher& launcher) {
+  const BackwardSm90Config config = backward_sm90_config(problem);
+  BackwardSm90Launches launches = backward_sm90_params(problem, config, workspace, launcher);
+  launch(BackwardRowsSm90Kernel{backward_rows_sm90_config(problem)}, launches.rows, launcher);
+  launch(BackwardSm90Kernel{config}, launches.main, launcher);
+  const RowsConfig finish = finish_config(traits_of(problem));
+  launches.finish.grid = query_grid(problem, finish.tile_rows());
+  launch(FinishKernel{finish}, launches.finish, launcher);
+}
+
 }  // namespace
 
 std::size_t forward_workspace_bytes(const AttentionProblem&) { return 0; }
 
-std::size_t backward_workspace_bytes(const AttentionProblem& problem) {
+std::size_t backward_workspace_bytes(const AttentionProblem& problem, const DeviceLimits& limits) {
   if (is_f32(problem)) return workspace_bytes_f32(problem);
+  if (backward_sm90_takes(problem, limits)) return backward_sm90_workspace_bytes(problem);
   return workspace_bytes(problem, problem.deterministic ? 0 : native_head_dim(problem.head_dim));
 }
 
@@ -74,6 +90,10 @@ void forward(const AttentionProblem& problem, Launcher& launcher) {
 void backward(const AttentionProblem& problem, std::byte* workspace, Launcher& launcher) {
   if (is_f32(problem)) {
     backward_f32(problem, workspace, launcher);
+    return;
+  }
+  if (backward_sm90_takes(problem, launcher.limits())) {
+    backward_sm90(problem, workspace, launcher);
     return;
   }
   const KernelTraits traits = traits_of(problem);
@@ -112,6 +132,10 @@ std::vector<AttentionKernel> backward_kernels(const AttentionProblem& problem,
     return {BackwardDqF32Kernel{backward_dq_f32_config(traits, limits)},
             BackwardDkvF32Kernel{backward_dkv_f32_config(traits, limits)}};
   }
+  if (backward_sm90_takes(problem, limits)) {
+    return {BackwardRowsSm90Kernel{backward_rows_sm90_config(problem)},
+            BackwardSm90Kernel{backward_sm90_config(problem)}, FinishKernel{finish_config(traits)}};
+  }
   std::vector<AttentionKernel> kernels{PrepareKernel{prepare_config(traits)},
                                        BackwardKernel{backward_config(traits, limits)}};
   if (traits.deterministic) {
@@ -140,6 +164,10 @@ std::string describe_backward(const AttentionProblem& problem, const DeviceLimit
   if (is_f32(problem)) {
     const F32Config config = backward_dkv_f32_config(traits, limits);
     return "cuda " + describe(BackwardDkvF32Kernel{config}, F32Config::kWarps, config.ctas_per_sm);
+  }
+  if (backward_sm90_takes(problem, limits)) {
+    return fmt::format("cuda {}, 12 warps, persistent CTAs",
+                       spec_of(BackwardSm90Kernel{backward_sm90_config(problem)}).name);
   }
   const BackwardConfig config = backward_config(traits, limits);
   std::string text = "cuda " + describe(BackwardKernel{config}, config.warps, config.ctas_per_sm);

@@ -11,9 +11,9 @@
 
 namespace stepwell::cuda {
 
-/// Bytes of workspace in device memory, aligned to 64; of shapes only.
+/// Bytes of workspace in device memory, aligned to 64; of shapes and strides only.
 std::size_t forward_workspace_bytes(const AttentionProblem& problem);
-std::size_t backward_workspace_bytes(const AttentionProblem& problem);
+std::size_t backward_workspace_bytes(const AttentionProblem& problem, const DeviceLimits& limits);
 
 /// Queues what writes out, and lse where its data is given; every element is written.
 void forward(const AttentionProblem& problem, Launcher& launcher);

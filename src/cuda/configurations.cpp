@@ -307,6 +307,13 @@ std::vector<AttentionKernel> all_kernels(const DeviceLimits& limits) {
           kernels.emplace_back(ForwardSm90Kernel{{head_dim, element, small_blocks}});
         }
       }
+      for (const int head_dim : {64, 128}) {
+        kernels.emplace_back(BackwardSm90Kernel{{head_dim, element}});
+        for (const auto& [diagonal, grouped] :
+             {std::pair{false, false}, {true, false}, {true, true}}) {
+          kernels.emplace_back(BackwardRowsSm90Kernel{{head_dim, element, diagonal, grouped}});
+        }
+      }
     }
     for (const int head_dim : kNativeHeadDims) {
       for (const int head_dim_v : kNativeHeadDims) {

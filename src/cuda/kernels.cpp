@@ -71,6 +71,39 @@ Description describe(const ForwardSm90Kernel& kernel) {
                       {"small_blocks", on_off(small_blocks)}}};
 }
 
+Description describe(const BackwardSm90Kernel& kernel) {
+  const auto& [head_dim, element] = kernel.config;
+  return {.name = fmt::format("attention_backward_sm90 dim={} {} {}x{}", head_dim,
+                              element_text(element), kSm90BackwardRows, kSm90BackwardKeys),
+          .header = "cuda/attention/backward_sm90.cuh",
+          .function = "attention_backward_sm90",
+          .config_type = "BackwardSm90Config",
+          .config_values = fmt::format("{}, {}", head_dim, element_code(element)),
+          .params_type = "BackwardSm90Params",
+          .ctas_per_sm = 1,
+          .factors = {{"kernel", "backward_sm90"},
+                      {"head_dim", std::to_string(head_dim)},
+                      {"element", element_text(element)}}};
+}
+
+Description describe(const BackwardRowsSm90Kernel& kernel) {
+  const auto& [head_dim, element, diagonal, grouped] = kernel.config;
+  return {.name = fmt::format("attention_backward_rows_sm90 dim={} {}{}{}", head_dim,
+                              element_text(element), diagonal ? " diagonal" : "",
+                              grouped ? " grouped" : ""),
+          .header = "cuda/attention/backward_rows_sm90.cuh",
+          .function = "attention_backward_rows_sm90",
+          .config_type = "BackwardRowsSm90Config",
+          .config_values =
+              fmt::format("{}, {}, {}, {}", head_dim, element_code(element), diagonal, grouped),
+          .params_type = "BackwardSm90Params",
+          .ctas_per_sm = kernel.config.ctas_per_sm(),
+          .factors = {{"kernel", "backward_rows_sm90"},
+                      {"head_dim", std::to_string(head_dim)},
+                      {"element", element_text(element)},
+                      {"diagonal", grouped ? "grouped" : on_off(diagonal)}}};
+}
+
 Description describe(const BackwardKernel& kernel) {
   const auto& [head_dim, head_dim_v, element, warps, tile_q, tile_kv, warps_q, warps_key, warps_dq,
                stages, ctas_per_sm, stmatrix, softcap, dropout, dq] = kernel.config;
@@ -191,6 +224,16 @@ KernelKey key(int family, const ForwardSm90Kernel& kernel) {
   return make_key(family, {head_dim, static_cast<int>(element), small_blocks});
 }
 
+KernelKey key(int family, const BackwardSm90Kernel& kernel) {
+  const auto& [head_dim, element] = kernel.config;
+  return make_key(family, {head_dim, static_cast<int>(element)});
+}
+
+KernelKey key(int family, const BackwardRowsSm90Kernel& kernel) {
+  const auto& [head_dim, element, diagonal, grouped] = kernel.config;
+  return make_key(family, {head_dim, static_cast<int>(element), diagonal, grouped});
+}
+
 KernelKey key(int family, const BackwardKernel& kernel) {
   const auto& [head_dim, head_dim_v, element, warps, tile_q, tile_kv, warps_q, warps_key, warps_dq,
                stages, ctas_per_sm, stmatrix, softcap, dropout, dq] = kernel.config;
@@ -223,6 +266,12 @@ KernelKey key(int family, const Kernel& kernel) {
 
 int shared_bytes(const ForwardKernel& kernel) { return forward_plan(kernel.config).bytes; }
 int shared_bytes(const ForwardSm90Kernel& kernel) { return forward_sm90_plan(kernel.config).bytes; }
+int shared_bytes(const BackwardSm90Kernel& kernel) {
+  return backward_sm90_plan(kernel.config).bytes;
+}
+int shared_bytes(const BackwardRowsSm90Kernel& kernel) {
+  return backward_rows_sm90_plan(kernel.config).bytes;
+}
 int shared_bytes(const BackwardKernel& kernel) { return backward_plan(kernel.config).bytes; }
 int shared_bytes(const BackwardDqKernel& kernel) { return backward_dq_plan(kernel.config).bytes; }
 int shared_bytes(const PrepareKernel&) { return 0; }

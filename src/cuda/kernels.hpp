@@ -10,6 +10,7 @@
 
 #include "cuda/attention/backward_config.hpp"
 #include "cuda/attention/backward_dq_config.hpp"
+#include "cuda/attention/backward_sm90_config.hpp"
 #include "cuda/attention/f32_config.hpp"
 #include "cuda/attention/forward_config.hpp"
 #include "cuda/attention/forward_sm90_config.hpp"
@@ -62,9 +63,20 @@ struct ForwardSm90Kernel {
   ForwardSm90Config config;
 };
 
+/// attention_backward_sm90 (backward_sm90.cuh); takes BackwardSm90Params, as does the next.
+struct BackwardSm90Kernel {
+  BackwardSm90Config config;
+};
+
+/// attention_backward_rows_sm90 (backward_rows_sm90.cuh).
+struct BackwardRowsSm90Kernel {
+  BackwardRowsSm90Config config;
+};
+
 using AttentionKernel =
     std::variant<ForwardKernel, BackwardKernel, PrepareKernel, FinishKernel, BackwardDqKernel,
-                 ForwardF32Kernel, BackwardDqF32Kernel, BackwardDkvF32Kernel, ForwardSm90Kernel>;
+                 ForwardF32Kernel, BackwardDqF32Kernel, BackwardDkvF32Kernel, ForwardSm90Kernel,
+                 BackwardSm90Kernel, BackwardRowsSm90Kernel>;
 
 /// Whether it is one of the float32 kernels.
 bool is_f32(const AttentionKernel& kernel);

@@ -86,6 +86,12 @@ i64 key_bytes(const AttentionProblem& problem) {
          size_of(problem.dtype);
 }
 
+/// Of one query head: the CTAs of a pair walk over the same head at much the same time.
+i64 query_bytes(const AttentionProblem& problem) {
+  return sample_rows(problem, /*keys=*/false) * (problem.head_dim + problem.head_dim_v) *
+         size_of(problem.dtype);
+}
+
 geometry::Layout kernel_layout(const AttentionProblem& problem) {
   geometry::Layout layout = problem.layout;
   layout.mask.block_divisor = geometry::make_divisor(layout.mask.block_size);
@@ -227,12 +233,15 @@ TileGrid strip_grid(const AttentionProblem& problem, int rows) {
 
 TileGrid key_grid(const AttentionProblem& problem, int tile_kv) {
   const geometry::Layout& layout = problem.layout;
-  // The CTAs of a pair walk over the same query head at much the same time.
-  const i64 query_bytes = sample_rows(problem, /*keys=*/false) *
-                          (problem.head_dim + problem.head_dim_v) * size_of(problem.dtype);
-  return make_grid(problem, key_bytes(problem) + query_bytes,
+  return make_grid(problem, key_bytes(problem) + query_bytes(problem),
                    longest_segment(problem, layout.clean_kv_rows), tile_kv,
                    layout.mask.num_views + 1, 1);
+}
+
+TileGrid half_key_grid(const AttentionProblem& problem, int tile_kv, int segments, int dq_width) {
+  const i64 sum_bytes = sample_rows(problem, /*keys=*/false) * dq_width * i64{sizeof(float)};
+  return make_grid(problem, query_bytes(problem) + sum_bytes, problem.layout.part_rows(), tile_kv,
+                   segments, 1);
 }
 
 ForwardParams forward_params(const AttentionProblem& problem, const ForwardConfig& config) {
@@ -257,6 +266,15 @@ BackwardParams backward_params(const AttentionProblem& problem, const BackwardCo
   set_backward(problem, kRowValues, config.dq ? config.head_dim : 0, workspace, p);
   p.scale_log2 = std::copysign(positive_magnitude(scales), scales.sign);
   p.softcap_scale = scales.softcap_scale;
+  return p;
+}
+
+BackwardParams backward_finish_params(const AttentionProblem& problem, int dq_width) {
+  BackwardParams p;
+  set_common(problem, p);
+  for (int h = 0; h < 2; ++h) set_rows(problem.halves[h].dq, p.dq[h]);
+  p.softmax_scale = static_cast<float>(problem.softmax_scale);
+  p.dq_width = dq_width;
   return p;
 }
 

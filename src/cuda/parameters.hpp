@@ -42,11 +42,18 @@ TileGrid strip_grid(const AttentionProblem& problem, int rows);
 /// CTAs over the keys of all samples and KV heads: segment 0 are clean keys.
 TileGrid key_grid(const AttentionProblem& problem, int tile_kv);
 
+/// CTAs over the keys of one half (`segments` 1) or both (2) of all samples and KV heads of a joint
+/// layout that is not packed, for kernels that sum dQ in rows of `dq_width`.
+TileGrid half_key_grid(const AttentionProblem& problem, int tile_kv, int segments, int dq_width);
+
 ForwardParams forward_params(const AttentionProblem& problem, const ForwardConfig& config);
 
 /// Of all backward kernels, but for `grid`. `workspace` has workspace_bytes().
 BackwardParams backward_params(const AttentionProblem& problem, const BackwardConfig& config,
                                std::byte* workspace);
+
+/// Of attention_backward_finish, but for `grid` and `dq_sum`.
+BackwardParams backward_finish_params(const AttentionProblem& problem, int dq_width);
 
 /// Of the backward pass, where dQ is summed in rows of `dq_width`; 0: it is not.
 std::size_t workspace_bytes(const AttentionProblem& problem, int dq_width);

@@ -105,6 +105,7 @@ void global_load(const void* from, void* to, u32 bytes, Loc loc);
 void global_store(void* to, const void* from, u32 bytes, Loc loc);
 /// Returns what was there before.
 float global_add_f32(float* to, float value, Loc loc);
+u32 global_add_u32(u32* to, u32 value, Loc loc);
 
 // ---- warp operations, barriers -----------------------------------------------------------------
 
@@ -139,6 +140,7 @@ void fence_proxy_async(Loc loc);
 TensorMap encode_tensor_map(const TiledTensor& tensor);
 void tensor_load(u32 to, const TensorMap& map, const std::array<int, 5>& coordinates, u32 mbarrier,
                  Loc loc);
+void bulk_load(u32 to, const void* from, u32 bytes, u32 mbarrier, Loc loc);
 void tensor_store(const TensorMap& map, u32 from, const std::array<int, 5>& coordinates, Loc loc);
 void bulk_commit(Loc loc);
 void bulk_wait(u32 pending_groups, bool only_read, Loc loc);
@@ -146,8 +148,8 @@ void bulk_wait(u32 pending_groups, bool only_read, Loc loc);
 // ---- wgmma -------------------------------------------------------------------------------------
 
 /// m64nNk16. a == nullptr: A comes from shared memory (desc_a).
-void wgmma(u32 n, float* d, const u32* a, u64 desc_a, u64 desc_b, bool accumulate, bool mn_major_b,
-           Element element, Loc loc);
+void wgmma(u32 n, float* d, const u32* a, u64 desc_a, u64 desc_b, bool accumulate, bool mn_major_a,
+           bool mn_major_b, Element element, Loc loc);
 void wgmma_fence(Loc loc);
 void wgmma_commit(Loc loc);
 void wgmma_wait(u32 pending_groups, Loc loc);

@@ -88,6 +88,7 @@ struct WgmmaOp {
   u32 n;
   bool a_in_registers;
   bool accumulate;
+  bool mn_major_a;
   bool mn_major_b;
   Element element;
   u64 desc_a;

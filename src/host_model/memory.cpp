@@ -47,6 +47,13 @@ float global_add_f32(float* to, float value, Loc loc) {
   return old;
 }
 
+u32 global_add_u32(u32* to, u32 value, Loc loc) {
+  check_global(to, 4, 4, "target of red or atom", loc);
+  const u32 old = *to;
+  *to = old + value;
+  return old;
+}
+
 // ---- cp.async ----------------------------------------------------------------------------------
 
 namespace {

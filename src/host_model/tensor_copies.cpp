@@ -1,4 +1,5 @@
-// cp.async.bulk.tensor: boxes of tensors, to shared memory and back.
+// cp.async.bulk.tensor: boxes of tensors, to shared memory and back; cp.async.bulk to shared
+// memory.
 #include <algorithm>
 
 #include "cuda/ptx/shared_layout.hpp"
@@ -145,6 +146,28 @@ void tensor_load(u32 to, const TensorMap& map, const std::array<int, 5>& coordin
   m.loads.push_back(load);
   if (m.deliver_now()) m.deliver_load(m.loads.size() - 1);
   m.maybe_yield();
+}
+
+/// The box of a tensor that is nothing else.
+void bulk_load(u32 to, const void* from, u32 bytes, u32 mbarrier, Loc loc) {
+  if (bytes == 0 || bytes % 16 != 0) {
+    machine->fail("tensor",
+                  fmt::format("cp.async.bulk of {} bytes at {}; accepted are multiples of "
+                              "16",
+                              bytes, at(loc)));
+  }
+  check_global(from, bytes, 16, "source of cp.async.bulk", loc);
+  Encoded encoded{};
+  encoded.data = static_cast<u8*>(const_cast<void*>(from));
+  encoded.rank = 5;
+  encoded.magic = kMagic;
+  for (int d = 0; d < 5; ++d) {
+    encoded.dims[d] = d == 0 ? bytes / kElementBytes : 1;
+    encoded.box[d] = static_cast<u16>(encoded.dims[d]);
+  }
+  TensorMap map{};
+  std::memcpy(&map, &encoded, sizeof encoded);
+  tensor_load(to, map, {}, mbarrier, loc);
 }
 
 void Machine::deliver_load(std::size_t index) {

@@ -77,7 +77,7 @@ template <class Visit>
 void each_piece(const WgmmaOp& op, Operand operand, Visit visit) {
   const bool b = operand == Operand::kB;
   const Descriptor descriptor(b ? op.desc_b : op.desc_a, op.loc);
-  const bool mn_major = b && op.mn_major_b;
+  const bool mn_major = b ? op.mn_major_b : op.mn_major_a;
   const u32 size = b ? op.n : 64;
   for (u32 mn = 0; mn < size; mn += mn_major ? 8 : 1) {
     for (u32 k = 0; k < 16; k += mn_major ? 1 : 8) visit(descriptor.piece(mn, k, mn_major));
@@ -145,7 +145,9 @@ void load_a(const WgmmaOp& op, u32 warp, float (&a)[16][16]) {
     const Descriptor descriptor(op.desc_a, op.loc);
     for (u32 row = 0; row < 16; ++row) {
       for (u32 k = 0; k < 16; ++k) {
-        a[row][k] = shared_element(descriptor.piece(16 * warp + row, k, false), k % 8, op.element);
+        const u32 mn = 16 * warp + row;
+        a[row][k] = shared_element(descriptor.piece(mn, k, op.mn_major_a),
+                                   (op.mn_major_a ? mn : k) % 8, op.element);
       }
     }
     return;
@@ -219,7 +221,7 @@ struct WgmmaArgs {
   float* d;
   const u32* a;
   u64 desc_a, desc_b;
-  bool accumulate, mn_major_b;
+  bool accumulate, mn_major_a, mn_major_b;
   Element element;
   Loc loc;
 };
@@ -227,8 +229,8 @@ struct WgmmaArgs {
 void check_same(const WgmmaArgs& args, const WgmmaOp& op) {
   if (args.n == op.n && (args.a != nullptr) == op.a_in_registers &&
       (op.a_in_registers || args.desc_a == op.desc_a) && args.desc_b == op.desc_b &&
-      args.accumulate == op.accumulate && args.mn_major_b == op.mn_major_b &&
-      same(args.loc, op.loc)) {
+      args.accumulate == op.accumulate && args.mn_major_a == op.mn_major_a &&
+      args.mn_major_b == op.mn_major_b && same(args.loc, op.loc)) {
     return;
   }
   machine->fail("divergence",
@@ -245,6 +247,7 @@ WgmmaOp& join(Warp& warp, Warpgroup& group, const WgmmaArgs& args) {
     op.n = args.n;
     op.a_in_registers = args.a != nullptr;
     op.accumulate = args.accumulate;
+    op.mn_major_a = args.mn_major_a;
     op.mn_major_b = args.mn_major_b;
     op.element = args.element;
     op.desc_a = args.desc_a;
@@ -305,9 +308,9 @@ void Machine::execute_wgmmas(u32 warpgroup, u64 end) {
   wake_all(group.waiting);
 }
 
-void wgmma(u32 n, float* d, const u32* a, u64 desc_a, u64 desc_b, bool accumulate, bool mn_major_b,
-           Element element, Loc loc) {
-  WgmmaArgs args{n, d, a, desc_a, desc_b, accumulate, mn_major_b, element, loc};
+void wgmma(u32 n, float* d, const u32* a, u64 desc_a, u64 desc_b, bool accumulate, bool mn_major_a,
+           bool mn_major_b, Element element, Loc loc) {
+  WgmmaArgs args{n, d, a, desc_a, desc_b, accumulate, mn_major_a, mn_major_b, element, loc};
   machine->shadow.use_agents();
   meet("wgmma.mma_async", loc, 0xffffffffu, &args, issue);
 }

@@ -63,7 +63,7 @@ TEST(Launches, Backward) {
     EXPECT_EQ(p.dq_width, 128);
   }
   // Two segments of 300 rows, each padded to 16 rows and one of them by up to 15 more.
-  EXPECT_EQ(backward_workspace_bytes(problem), std::size_t{3 * 640 * 8 * (128 + 2) * 4});
+  EXPECT_EQ(backward_workspace_bytes(problem, limits), std::size_t{3 * 640 * 8 * (128 + 2) * 4});
 }
 
 TEST(Launches, Float32) {
@@ -91,7 +91,7 @@ TEST(Launches, Float32) {
   const std::int64_t ctas[] = {6 * (299 / dq.tile_rows() + 1) * 2 * 4,
                                6 * (299 / dkv.tile_rows() + 1) * 2};
   expect_backward<BackwardParamsF32>(recorder, problem, expected, ctas, workspace);
-  EXPECT_EQ(backward_workspace_bytes(problem), std::size_t{3 * 640 * 8 * 4 * 4});
+  EXPECT_EQ(backward_workspace_bytes(problem, limits), std::size_t{3 * 640 * 8 * 4 * 4});
   EXPECT_NE(describe_forward(problem, limits).find("attention_forward_f32"), std::string::npos);
   EXPECT_NE(describe_backward(problem, limits).find("attention_backward_dkv_f32"),
             std::string::npos);
@@ -119,7 +119,7 @@ TEST(Launches, DeterministicBackward) {
     EXPECT_EQ(p.dq_sum[0].data, nullptr);
     EXPECT_EQ(p.dq_sum[1].data, nullptr);
   }
-  EXPECT_EQ(backward_workspace_bytes(problem), std::size_t{3 * 640 * 8 * 2 * 4});
+  EXPECT_EQ(backward_workspace_bytes(problem, limits), std::size_t{3 * 640 * 8 * 2 * 4});
   EXPECT_NE(describe_backward(problem, limits).find("; attention_backward_dq_sm80 dim=128"),
             std::string::npos);
 

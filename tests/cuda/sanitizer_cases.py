@@ -48,14 +48,20 @@ def backward(outputs, tensors) -> list[torch.Tensor]:
 
 
 def batched(
-    dim: int, dim_v: int | None = None, dtype: torch.dtype = BF16, heads=(2, 1), batch=1, **options
+    dim: int,
+    dim_v: int | None = None,
+    dtype: torch.dtype = BF16,
+    heads=(2, 1),
+    batch=1,
+    block=20,
+    **options,
 ):
     """diffusion_attn_func on random tensors."""
     rows = ROWS * (options.get("num_views", 1) + 1)
     q = randn(batch, rows, heads[0], dim, dtype=dtype)
     k = randn(batch, rows, heads[1], dim, dtype=dtype)
     v = randn(batch, rows, heads[1], dim_v or dim, dtype=dtype)
-    outputs = stepwell.diffusion_attn_func(q, k, v, 20, return_lse=True, **options)
+    outputs = stepwell.diffusion_attn_func(q, k, v, block, return_lse=True, **options)
     return backward(outputs, (q, k, v))
 
 
@@ -111,6 +117,14 @@ def wild_lengths():
 KERNELS: dict[str, Callable] = {
     **{f"bf16 dim {dim}": lambda dim=dim: batched(dim) for dim in (64, 96, 128, 192, 256)},
     "bf16 dim 40": lambda: batched(40),
+    # On Hopper: kernels for blocks that divide 64.
+    **{
+        f"bf16 small blocks dim {dim} heads {heads}": lambda dim=dim, heads=heads: batched(
+            dim, heads=heads, batch=2, block=16, seqused=ints(ROWS, 70)
+        )
+        for dim in (64, 128)
+        for heads in ((2, 1), (2, 2))
+    },
     "bf16 dims 192 and 128": lambda: batched(192, 128),
     "bf16 softcap dim 64": lambda: batched(64, softcap=3.0),
     "bf16 softcap dim 128": lambda: batched(128, softcap=3.0),

@@ -3,8 +3,9 @@
 //
 //   generate_kernels FOLDER PARTS [FAMILY]
 //
-// With a FAMILY (forward, forward_sm90, backward, deterministic or f32): of a few kernels of that
-// family only, for planted bugs, with an entry point for --kernels of the operator table.
+// With a FAMILY (forward, forward_sm90, backward, backward_sm90, deterministic or f32): of a few
+// kernels of that family only, for planted bugs, with an entry point for --kernels of the operator
+// table.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -24,6 +25,10 @@ const char* params_of(const cuda::AttentionKernel& kernel) {
   if (std::holds_alternative<cuda::ForwardKernel>(kernel)) return "ForwardParams";
   if (std::holds_alternative<cuda::ForwardSm90Kernel>(kernel)) return "ForwardSm90Params";
   if (std::holds_alternative<cuda::ForwardF32Kernel>(kernel)) return "ForwardParamsF32";
+  if (std::holds_alternative<cuda::BackwardSm90Kernel>(kernel) ||
+      std::holds_alternative<cuda::BackwardRowsSm90Kernel>(kernel)) {
+    return "BackwardSm90Params";
+  }
   return cuda::is_f32(kernel) ? "BackwardParamsF32" : "BackwardParams";
 }
 
@@ -38,7 +43,9 @@ std::string part_text(const std::vector<cuda::AttentionKernel>& kernels, std::si
       "#include \"cuda/attention/backward_dq_f32.cuh\"\n"
       "#include \"cuda/attention/backward_dq_sm80.cuh\"\n"
       "#include \"cuda/attention/backward_rows.cuh\"\n"
+      "#include \"cuda/attention/backward_rows_sm90.cuh\"\n"
       "#include \"cuda/attention/backward_sm80.cuh\"\n"
+      "#include \"cuda/attention/backward_sm90.cuh\"\n"
       "#include \"cuda/attention/forward_f32.cuh\"\n"
       "#include \"cuda/attention/forward_sm80.cuh\"\n"
       "#include \"cuda/attention/forward_sm90.cuh\"\n"

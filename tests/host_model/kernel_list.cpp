@@ -113,6 +113,15 @@ std::vector<cuda::AttentionKernel> modelled_kernels() {
       }
     }
   }
+  for (const Element element : {Element::kBFloat16, Element::kFloat16}) {
+    for (const int head_dim : {64, 128}) {
+      add(cuda::BackwardSm90Kernel{{head_dim, element}});
+      for (const auto& [diagonal, grouped] :
+           {std::pair{false, false}, {true, false}, {true, true}}) {
+        add(cuda::BackwardRowsSm90Kernel{{head_dim, element, diagonal, grouped}});
+      }
+    }
+  }
   return kernels;
 }
 
@@ -123,6 +132,16 @@ std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
       for (const bool small_blocks : {false, true}) {
         kernels.emplace_back(cuda::ForwardSm90Kernel{{head_dim, Element::kBFloat16, small_blocks}});
       }
+    }
+    return kernels;
+  }
+  if (family == "backward_sm90") {
+    for (const int head_dim : {64, 128}) {
+      kernels.emplace_back(cuda::BackwardSm90Kernel{{head_dim, Element::kBFloat16}});
+    }
+    for (const auto& [diagonal, grouped] : {std::pair{false, false}, {true, false}, {true, true}}) {
+      kernels.emplace_back(
+          cuda::BackwardRowsSm90Kernel{{128, Element::kBFloat16, diagonal, grouped}});
     }
     return kernels;
   }

@@ -17,8 +17,8 @@ bool is_modelled(const cuda::KernelTraits& traits, const cuda::DeviceLimits& lim
 /// Each once.
 std::vector<cuda::AttentionKernel> modelled_kernels();
 
-/// Those of one family ("forward", "forward_sm90", "backward", "deterministic" or "f32") that
-/// planted bugs are looked for in.
+/// Those of one family ("forward", "forward_sm90", "backward", "backward_sm90", "deterministic" or
+/// "f32") that planted bugs are looked for in.
 std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family);
 
 }  // namespace stepwell::testing

@@ -45,6 +45,30 @@ std::vector<Region> regions_of(const cuda::ForwardSm90Kernel& kernel) {
       plan.bytes);
 }
 
+std::vector<Region> regions_of(const cuda::BackwardSm90Kernel& kernel) {
+  const cuda::BackwardSm90Plan plan = cuda::backward_sm90_plan(kernel.config);
+  std::vector<Region> starts{region("k", plan.k), region("v", plan.v)};
+  if (kernel.config.splits_slab()) starts.push_back(region("k_columns", plan.k_columns, 2));
+  for (const Region& rest :
+       {region("q", plan.q, cuda::kRowStages), region("dout", plan.dout, cuda::kDoutStages),
+        region("ds", plan.ds, cuda::kDsStages),
+        region("row_values", plan.row_values, cuda::kRowStages),
+        region("steps", plan.steps, cuda::kStepStages),
+        region("items", plan.items, cuda::kItemStages), region("barriers", plan.barriers)}) {
+    starts.push_back(rest);
+  }
+  return regions_between(std::move(starts), plan.bytes);
+}
+
+std::vector<Region> regions_of(const cuda::BackwardRowsSm90Kernel& kernel) {
+  const cuda::BackwardRowsSm90Plan plan = cuda::backward_rows_sm90_plan(kernel.config);
+  if (plan.bytes == 0) return {};
+  return regions_between({region("q", plan.q), region("dout", plan.dout), region("k", plan.k),
+                          region("v", plan.v), region("ds", plan.ds),
+                          region("row_values", plan.row_values), region("barrier", plan.barrier)},
+                         plan.bytes);
+}
+
 std::vector<Region> regions_of(const cuda::BackwardKernel& kernel) {
   const cuda::BackwardPlan plan = cuda::backward_plan(kernel.config);
   const int stages = kernel.config.stages;
@@ -106,6 +130,10 @@ std::size_t params_bytes_of(const cuda::AttentionKernel& kernel) {
   }
   if (std::holds_alternative<cuda::ForwardSm90Kernel>(kernel)) {
     return sizeof(cuda::ForwardSm90Params);
+  }
+  if (std::holds_alternative<cuda::BackwardSm90Kernel>(kernel) ||
+      std::holds_alternative<cuda::BackwardRowsSm90Kernel>(kernel)) {
+    return sizeof(cuda::BackwardSm90Params);
   }
   return cuda::is_f32(kernel) ? sizeof(cuda::BackwardParamsF32) : sizeof(cuda::BackwardParams);
 }

@@ -127,6 +127,7 @@ __global__ void micro_atomics(const u32* in, u32* out) {
   const float old = ptx::atom_add_f32(&sums[4], 1.0f);  // 0 ... 31, each once
   ptx::red_add_f32(&sums[5], old);
   ptx::red_add_f32(&sums[6], old * old);
+  ptx::atom_add_u32(&out[2], ptx::atom_add_u32(&out[1], 3));  // 0 ... 93
 }
 
 // shfl, redux, vote, bar.warp.sync. out[32][8]

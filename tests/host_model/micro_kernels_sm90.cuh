@@ -27,12 +27,13 @@ __device__ __forceinline__ u32 hash(const float (&d)[kPieces][4]) {
 
 /// Products with operands that are swizzled in one way; their offsets leave gaps, so that a wrong
 /// one reads something else.
-template <int kColumns, Element kElement, bool kMnMajorB, bool kRegistersA, Swizzle kSwizzle>
+template <int kColumns, Element kElement, bool kMnMajorA, bool kMnMajorB, bool kRegistersA,
+          Swizzle kSwizzle>
 __device__ __forceinline__ u32 product(u32 a, u32 b, const u32* in) {
   constexpr u32 kSpan = 16u << static_cast<u32>(kSwizzle);
   constexpr bool kPlain = kSwizzle == Swizzle::kNone;
   constexpr u32 kStrideA = kPlain ? 128 : 8 * kSpan;
-  constexpr u32 kLeadingA = 1536;
+  constexpr u32 kLeadingA = !kMnMajorA || kPlain ? 1536 : 2048;
   // Eight rows of kSpan bytes are the pattern that repeats.
   constexpr u32 kLeadingB = !kMnMajorB || kPlain ? 128 : 2048;
   constexpr u32 kStrideB = kPlain ? 256 : kMnMajorB ? 8 * kSpan : 16 * kSpan;
@@ -40,6 +41,7 @@ __device__ __forceinline__ u32 product(u32 a, u32 b, const u32* in) {
   const u64 desc_b = ptx::matrix_descriptor(b, kLeadingB, kStrideB, kSwizzle);
   const u32 thread = ptx::thread_index();
   float d[kColumns / 8][4];
+  float e[kColumns / 8][4];
 #pragma unroll
   for (int i = 0; i < kColumns / 8; ++i) {
 #pragma unroll
@@ -52,16 +54,19 @@ __device__ __forceinline__ u32 product(u32 a, u32 b, const u32* in) {
   ptx::wgmma_fence();
   if constexpr (kRegistersA) {
     ptx::wgmma_rs<kElement, kMnMajorB>(d, fragment[0], desc_b, true);
+    ptx::wgmma_rs_init<kElement, kMnMajorB>(e, fragment[0], desc_b);
   } else {
-    ptx::wgmma_ss<kElement, kMnMajorB>(d, desc_a, desc_b, true);
+    ptx::wgmma_ss<kElement, kMnMajorB, kMnMajorA>(d, desc_a, desc_b, true);
+    ptx::wgmma_ss_init<kElement, kMnMajorB, kMnMajorA>(e, desc_a, desc_b);
   }
   ptx::wgmma_commit_group();
   ptx::wgmma_wait_group<0>(d);
-  return hash(d);
+  ptx::pin_registers(e);
+  return hash(d) * 3 + hash(e);
 }
 
 /// Shared memory full of noise, then each product. One word a thread and kind of product.
-template <bool kRegistersA>
+template <bool kRegistersA, bool kMnMajorA = false>
 __device__ __forceinline__ void products(const u32* in, u32* out) {
   const u32 thread = ptx::thread_index();
   const u32 base = ptx::shared_base();
@@ -73,14 +78,14 @@ __device__ __forceinline__ void products(const u32* in, u32* out) {
     ptx::fence_proxy_async();
     ptx::bar_sync(0, 128);
     const auto each = [&]<int kColumns, bool kMnMajorB>(Constant<kColumns>, Constant<kMnMajorB>) {
-      constexpr auto kNone = Swizzle::kNone;
-      u32 h = product<kColumns, kElement, kMnMajorB, kRegistersA, kNone>(base, base + 16384, in);
-      h = h * 3 +
-          product<kColumns, kElement, kMnMajorB, kRegistersA, Swizzle::k32>(base, base + 16384, in);
-      h = h * 3 +
-          product<kColumns, kElement, kMnMajorB, kRegistersA, Swizzle::k64>(base, base + 16384, in);
-      h = h * 3 + product<kColumns, kElement, kMnMajorB, kRegistersA, Swizzle::k128>(
-                      base, base + 16384, in);
+      const auto swizzled = [&]<Swizzle kSwizzle>(Constant<kSwizzle>) {
+        return product<kColumns, kElement, kMnMajorA, kMnMajorB, kRegistersA, kSwizzle>(
+            base, base + 16384, in);
+      };
+      u32 h = swizzled(Constant<Swizzle::kNone>{});
+      h = h * 3 + swizzled(Constant<Swizzle::k32>{});
+      h = h * 3 + swizzled(Constant<Swizzle::k64>{});
+      h = h * 3 + swizzled(Constant<Swizzle::k128>{});
       to[thread] = h;
       to += 128;
     };
@@ -88,9 +93,11 @@ __device__ __forceinline__ void products(const u32* in, u32* out) {
     each(Constant<64>{}, Constant<true>{});
     each(Constant<128>{}, Constant<false>{});
     each(Constant<128>{}, Constant<true>{});
+    each(Constant<32>{}, Constant<false>{});
+    each(Constant<32>{}, Constant<true>{});
   };
   with(Constant<Element::kBFloat16>{}, out);
-  with(Constant<Element::kFloat16>{}, out + 512);
+  with(Constant<Element::kFloat16>{}, out + 768);
 }
 
 }  // namespace stepwell::cuda::micro
@@ -142,6 +149,24 @@ __global__ void micro_mbarrier(const u32* in, u32* out) {
   }
 }
 
+// Two pieces of global memory that change places. out[64]
+__global__ void micro_bulk_load(const u32* in, u32* out) {
+  const u32 thread = ptx::thread_index();
+  const u32 base = ptx::shared_base();
+  if (ptx::elect_one()) {
+    ptx::mbarrier_init(base, 1);
+    ptx::fence_mbarrier_init();
+    ptx::mbarrier_arrive_expect_tx(base, 256);
+    ptx::bulk_load(base + 128, in + 4, 112, base);
+    ptx::bulk_load(base + 256, in + 64, 144, base);
+  }
+  ptx::syncwarp();
+  ptx::mbarrier_wait_parity(base, 0);
+  for (u32 i = thread; i < 64; i += 32) {
+    out[i] = ptx::ld_shared_u32(i < 36 ? base + 256 + 4 * i : base + 128 + 4 * (i - 36));
+  }
+}
+
 // Two boxes, the second over the tensor's edges, as they lie in shared memory. out[2 boxes]
 __global__ void micro_tensor_load(const __grid_constant__ TensorMap map, u32 box_words, const u32*,
                                   u32* out) {
@@ -185,9 +210,14 @@ __global__ void micro_tensor_store(const __grid_constant__ TensorMap map, u32 bo
   if (thread == 0) ptx::bulk_wait_group<0>();
 }
 
-// A in shared memory. out[2 types][64, 128 columns][B K-major, MN-major][128]
+// A in shared memory. out[2 types][64, 128, 32 columns][B K-major, MN-major][128]
 __global__ void __launch_bounds__(128, 1) micro_wgmma_ss(const u32* in, u32* out) {
   micro::products<false>(in, out);
+}
+
+// A in shared memory, MN-major; the same.
+__global__ void __launch_bounds__(128, 1) micro_wgmma_mn_major_a(const u32* in, u32* out) {
+  micro::products<false, true>(in, out);
 }
 
 // A in registers; the same.

@@ -99,6 +99,7 @@ MicroKernel store_kernel(Swizzle swizzle, u32 row) {
 const MicroKernel kKernelsSm90[] = {
     {"micro_elect", micro_elect, {}, 128, 0, 128, 0, 0},
     {"micro_mbarrier", micro_mbarrier, {}, 64, 256, 128, 0, 0},
+    {"micro_bulk_load", micro_bulk_load, {}, 32, 512, 64, 0, 0},
     load_kernel(Swizzle::kNone, 64),
     load_kernel(Swizzle::k32, 16),
     load_kernel(Swizzle::k64, 32),
@@ -107,8 +108,9 @@ const MicroKernel kKernelsSm90[] = {
     store_kernel(Swizzle::k32, 16),
     store_kernel(Swizzle::k64, 32),
     store_kernel(Swizzle::k128, 64),
-    {"micro_wgmma_ss", micro_wgmma_ss, {}, 128, 49152, 1024, 0, 0},
-    {"micro_wgmma_rs", micro_wgmma_rs, {}, 128, 49152, 1024, 0, 0},
+    {"micro_wgmma_ss", micro_wgmma_ss, {}, 128, 49152, 1536, 0, 0},
+    {"micro_wgmma_mn_major_a", micro_wgmma_mn_major_a, {}, 128, 49152, 1536, 0, 0},
+    {"micro_wgmma_rs", micro_wgmma_rs, {}, 128, 49152, 1536, 0, 0},
     {"micro_wgmma_groups", micro_wgmma_groups, {}, 128, 16384, 128, 0, 0},
 };
 

@@ -179,6 +179,28 @@ TEST(HostModelSm90, TensorLoads) {
   }
 }
 
+TEST(HostModelSm90, BulkLoads) {
+  alignas(16) static u32 from[64];
+  for (u32 i = 0; i < 64; ++i) from[i] = i;
+  const auto load = [&](u32 bytes) {
+    return [bytes] {
+      if (lane() != 0) return;
+      ptx::mbarrier_init(kBase, 1);
+      ptx::fence_mbarrier_init();
+      ptx::mbarrier_arrive_expect_tx(kBase, bytes);
+      ptx::bulk_load(kBase + 256, from + 4, bytes, kBase);
+      ptx::mbarrier_wait_parity(kBase, 0);
+      for (u32 i = 0; i < 12; ++i) {
+        EXPECT_EQ(ptx::ld_shared_u32(kBase + 256 + 4 * i), i + 4);
+      }
+    };
+  };
+  for (const Options& options : all_options()) {
+    EXPECT_EQ(error_of(32, options, load(48)), "no error");
+  }
+  EXPECT_TRUE(says(error_of(32, kPlain, load(40)), {"tensor", "cp.async.bulk of 40 bytes"}));
+}
+
 TEST(HostModelSm90, TensorStores) {
   alignas(16) static u16 tensor[kElements];
   for (const Swizzle swizzle : kSwizzles) {
@@ -314,7 +336,7 @@ TEST(HostModelSm90, CanonicalLayoutsAreTheDocuments) {
   }
 }
 
-template <int kColumns, Element kElement, bool kMnMajorB>
+template <int kColumns, Element kElement, bool kMnMajorB, bool kMnMajorA = false>
 void check_wgmma(Swizzle swizzle, bool a_in_registers, const Options& options) {
   constexpr bool kBf16 = kElement == Element::kBFloat16;
   const auto encode = [](float x) { return kBf16 ? hm::f32_to_bf16(x) : hm::f32_to_f16(x); };
@@ -327,7 +349,7 @@ void check_wgmma(Swizzle swizzle, bool a_in_registers, const Options& options) {
   const u32 w = 1u << static_cast<u32>(swizzle);
   const u32 pattern = w * 128;
   const u32 stride_a = w == 1 ? 128 : pattern;
-  const u32 leading_a = w == 1 ? 1536 : 16;
+  const u32 leading_a = w == 1 ? 1536 : kMnMajorA ? 2 * pattern + (2 * pattern) % 1024 : 16;
   u32 leading = w == 1 ? 128 : 16;
   u32 stride = w == 1 ? 256 : 2 * pattern;
   if (kMnMajorB && w > 1) {
@@ -338,11 +360,12 @@ void check_wgmma(Swizzle swizzle, bool a_in_registers, const Options& options) {
     const u32 t = ptx::thread_index();
     const u32 a_at = ptx::shared_base();
     const u32 b_at = a_at + 16384;
-    for (u32 i = t; i < 64 * 8; i += 128) {  // pairs along K
-      const u32 m = i / 8;
-      const u32 k = i % 8 * 2;
-      ptx::st_shared_u32(a_at + canonical(m, k, false, w, leading_a, stride_a),
-                         a[m * 16 + k] | u32{a[m * 16 + k + 1]} << 16);
+    for (u32 i = t; i < 64 * 8; i += 128) {  // pairs that lie side by side
+      const u32 m = kMnMajorA ? i % 32 * 2 : i / 8;
+      const u32 k = kMnMajorA ? i / 32 : i % 8 * 2;
+      const u32 second = kMnMajorA ? a[(m + 1) * 16 + k] : a[m * 16 + k + 1];
+      ptx::st_shared_u32(a_at + canonical(m, k, kMnMajorA, w, leading_a, stride_a),
+                         a[m * 16 + k] | second << 16);
     }
     for (u32 i = t; i < 8 * kColumns; i += 128) {
       const u32 n = kMnMajorB ? i % (kColumns / 2) * 2 : i / 8;
@@ -368,10 +391,15 @@ void check_wgmma(Swizzle swizzle, bool a_in_registers, const Options& options) {
     const u64 desc_b = ptx::matrix_descriptor(b_at, leading, stride, swizzle);
     ptx::wgmma_fence();
     for (int repeat = 0; repeat < 2; ++repeat) {  // d = a b, then d += a b
-      if (a_in_registers) {
+      const bool init = repeat == 0 && swizzle != Swizzle::k64;
+      if (a_in_registers && init) {
+        ptx::wgmma_rs_init<kElement, kMnMajorB>(d, fragment, desc_b);
+      } else if (a_in_registers) {
         ptx::wgmma_rs<kElement, kMnMajorB>(d, fragment, desc_b, repeat != 0);
+      } else if (init) {
+        ptx::wgmma_ss_init<kElement, kMnMajorB, kMnMajorA>(d, desc_a, desc_b);
       } else {
-        ptx::wgmma_ss<kElement, kMnMajorB>(d, desc_a, desc_b, repeat != 0);
+        ptx::wgmma_ss<kElement, kMnMajorB, kMnMajorA>(d, desc_a, desc_b, repeat != 0);
       }
     }
     ptx::wgmma_commit_group();
@@ -400,9 +428,12 @@ void check_all_wgmmas() {
       check_wgmma<kColumns, Element::kFloat16, false>(swizzle, a_in_registers, next());
       check_wgmma<kColumns, Element::kFloat16, true>(swizzle, a_in_registers, next());
     }
+    check_wgmma<kColumns, Element::kBFloat16, false, true>(swizzle, false, next());
+    check_wgmma<kColumns, Element::kFloat16, true, true>(swizzle, false, next());
   }
 }
 
+TEST(HostModelSm90, WgmmaOf32Columns) { check_all_wgmmas<32>(); }
 TEST(HostModelSm90, WgmmaOf64Columns) { check_all_wgmmas<64>(); }
 TEST(HostModelSm90, WgmmaOf128Columns) { check_all_wgmmas<128>(); }
 

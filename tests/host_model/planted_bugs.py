@@ -101,7 +101,7 @@ def forward(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
 
 
 def backward(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
-    return Bug(name, "backward", path, old, new, **rest)
+    return Bug(name, "backward", path, old, new, **{"device": MMA, **rest})
 
 
 def deterministic(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
@@ -116,14 +116,16 @@ def f32(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
 FAMILIES = {
     "forward": "bf16",
     "forward_sm90": "bf16",
+    "backward_sm90": "bf16",
     "backward": "bf16",
     "deterministic": "deterministic_bf16",
     "f32": "f32",
 }
 MMA = "cuda-model:mma"  # where the kernels for sm_90a take no problem from the others
+ON_MMA = ("forward", "backward")
 SMALL = "cuda-model:8.6"
 CONTROLS = [
-    Bug("none", family, quick=True, device=MMA if family == "forward" else "cuda-model")
+    Bug("none", family, quick=True, device=MMA if family in ON_MMA else "cuda-model")
     for family in FAMILIES
 ]
 
@@ -725,10 +727,11 @@ SYNCHRONISING = (
 
 
 BUGS += [Bug(family="forward_sm90", **bug) for bug in sm90.BUGS]
+BUGS += [Bug(family="backward_sm90", **bug) for bug in sm90.BACKWARD_BUGS]
 
 
 def cases_of(family: str) -> list[str]:
-    return sm90.CASES if family == "forward_sm90" else CASES
+    return {"forward_sm90": sm90.CASES, "backward_sm90": sm90.BACKWARD_CASES}.get(family, CASES)
 
 
 def deletions() -> list[Bug]:
@@ -742,7 +745,7 @@ def deletions() -> list[Bug]:
         for match in re.finditer(SYNCHRONISING, text):
             line = text.count("\n", 0, match.start()) + 1
             statement = " ".join(match.group().split()).replace("ptx::", "")
-            device = MMA if family == "forward" else "cuda-model"
+            device = MMA if family in ON_MMA else "cuda-model"
             bugs.append(
                 Bug(
                     f"line {line}: {statement}",

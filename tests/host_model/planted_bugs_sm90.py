@@ -341,3 +341,514 @@ BUGS = [
         "new": "if (moved || ptx::ballot(!fits) != 77) break;",
     },
 ]
+
+# ---- attention_backward_sm90
+
+BACKWARD_KERNEL = "cuda/attention/backward_sm90.cuh"
+BACKWARD_PRODUCER = "cuda/attention/backward_sm90_producer.cuh"
+BACKWARD_PRODUCTS = "cuda/attention/backward_products_sm90.cuh"
+BACKWARD_ITEMS = "cuda/attention/backward_sm90_items.cuh"
+BACKWARD_ROWS = "cuda/attention/backward_rows_sm90.cuh"
+
+BACKWARD_CASES = [
+    "dim64_64",
+    "dim128_128",
+    "keys_seqused",
+    "keys_b72_both_causal",
+    "keys_of_one_block",
+    "strips_dim128",
+    "strips_dim128_any_block",
+    "strips_seqused_any_block",
+]
+
+DOUT_IS_FREE = "arrive(barriers.dout_empty(dout_stage));"
+FREE_DS = "if (lane == 0) ptx::mbarrier_arrive(barriers.ds_empty((step - 1) % kDsStages));"
+DS_IS_FREE = "if constexpr (!kFirst) {" + FREE_DS
+BACKWARD_STEP_ENDS = (
+    "ptx::wgmma_wait_group<0>(dv); ptx::pin_registers(dk);"
+    " if constexpr (!kFirst) ptx::pin_registers(dq);"
+    " if constexpr (!kLast) {"
+    " ptx::mbarrier_wait_parity(barriers.q_full(q.stage), q.parity); issue_scores(); }"
+)
+LAST_DQ = (
+    "issue_dq(step - 1); ptx::wgmma_wait_group<0>(dq); ptx::pin_registers(dk);"
+    " arrive(barriers.q_empty(last_q())); const u32 stage = (step - 1) % kDsStages;"
+)
+FREE_LAST_DS = "if (lane == 0) { ptx::mbarrier_arrive(barriers.ds_empty(stage));"
+FREE_KEYS = "ptx::mbarrier_arrive(barriers.kv_empty());"
+
+BACKWARD_BUGS = [
+    # ---- mbarriers
+    {
+        "name": "wrong parity: the wait for Q",
+        "path": BACKWARD_KERNEL,
+        "old": "ptx::mbarrier_wait_parity(barriers.q_full(q.stage), q.parity); issue_scores(); }",
+        "new": "ptx::mbarrier_wait_parity(barriers.q_full(q.stage), q.parity ^ 1);"
+        " issue_scores(); }",
+        "quick": True,
+    },
+    {
+        "name": "no wait for dO",
+        "path": BACKWARD_KERNEL,
+        "old": "ptx::mbarrier_wait_parity(barriers.dout_full(dout_stage), step / kDoutStages % 2);",
+        "new": "",
+    },
+    {
+        "name": "no wait for K",
+        "path": BACKWARD_KERNEL,
+        "old": "ptx::mbarrier_wait_parity(barriers.k_full(), kv_parity);",
+        "new": "",
+    },
+    {
+        "name": "no wait for V",
+        "path": BACKWARD_KERNEL,
+        "old": "ptx::mbarrier_wait_parity(barriers.v_full(), kv_parity);",
+        "new": "",
+    },
+    {
+        "name": "wrong parity: the wait for dS of both warpgroups",
+        "path": BACKWARD_KERNEL,
+        "old": "ptx::mbarrier_wait_parity(barriers.ds_full(stage), index / kDsStages % 2);",
+        "new": "ptx::mbarrier_wait_parity(barriers.ds_full(stage), index / kDsStages % 2 ^ 1);",
+    },
+    {
+        "name": "dS written over while it is read",
+        "path": BACKWARD_KERNEL,
+        "old": "ptx::mbarrier_wait_parity(barriers.ds_empty(stage), step / kDsStages % 2 ^ 1);",
+        "new": "",
+    },
+    {
+        "name": "results staged over dS while it is read",
+        "path": BACKWARD_KERNEL,
+        "old": "ptx::mbarrier_wait_parity(barriers.ds_empty(stage), (step - 1) / kDsStages % 2);",
+        "new": "",
+    },
+    {
+        "name": "dS released while it is read",
+        "path": BACKWARD_KERNEL,
+        "old": BACKWARD_STEP_ENDS + DOUT_IS_FREE + DS_IS_FREE,
+        "new": "if (!kFirst) {"
+        + FREE_DS
+        + "}"
+        + BACKWARD_STEP_ENDS
+        + DOUT_IS_FREE
+        + "if constexpr (!kFirst) {",
+    },
+    {
+        "name": "stage of dO used again without a wait",
+        "path": BACKWARD_PRODUCER,
+        "old": "wait_with_warp(barriers.dout_empty(stage), steps / kDoutStages % 2 ^ 1);",
+        "new": "",
+    },
+    {
+        "name": "K and V of the next item without a wait",
+        "path": BACKWARD_PRODUCER,
+        "old": "wait_with_warp(barriers.kv_empty(), items % 2 ^ 1);",
+        "new": "",
+    },
+    {
+        "name": "item's place used again without a wait",
+        "path": BACKWARD_PRODUCER,
+        "old": "wait_with_warp(barriers.item_empty(place), items / kItemStages % 2 ^ 1);",
+        "new": "",
+    },
+    {
+        "name": "Q released while it is read",
+        "path": BACKWARD_KERNEL,
+        "old": "arrive(barriers.q_empty(last_q())); ptx::mbarrier_wait_parity(barriers.dout_full",
+        "new": "arrive(barriers.q_empty(q.stage)); ptx::mbarrier_wait_parity(barriers.dout_full",
+    },
+    {
+        "name": "dO released while it is read",
+        "path": BACKWARD_KERNEL,
+        "old": BACKWARD_STEP_ENDS + DOUT_IS_FREE,
+        "new": DOUT_IS_FREE + BACKWARD_STEP_ENDS,
+    },
+    {
+        "name": "K released before the last dQ",
+        "path": BACKWARD_KERNEL,
+        "old": LAST_DQ + FREE_LAST_DS + FREE_KEYS,
+        "new": "if (lane == 0) {" + FREE_KEYS + "}" + LAST_DQ + FREE_LAST_DS,
+    },
+    {
+        "name": "bytes of row values not expected",
+        "path": BACKWARD_PRODUCER,
+        "old": "ptx::mbarrier_arrive_expect_tx(barrier, kBytes + extra);",
+        "new": "ptx::mbarrier_arrive_expect_tx(barrier, kBytes);",
+    },
+    {
+        "name": "no fence after mbarrier.init",
+        "path": BACKWARD_PRODUCER,
+        "old": "ptx::fence_mbarrier_init();",
+        "new": "",
+    },
+    {
+        "name": "no barrier after mbarrier.init",
+        "path": BACKWARD_KERNEL,
+        "old": "ptx::bar_sync(0, C.threads());",
+        "new": "",
+    },
+    {
+        "name": "no syncwarp before a release",
+        "path": BACKWARD_KERNEL,
+        "old": "ptx::syncwarp(); if (lane == 0) ptx::mbarrier_arrive(barrier);",
+        "new": "if (lane == 0) ptx::mbarrier_arrive(barrier);",
+    },
+    # ---- wgmma
+    {
+        "name": "no wait for S",
+        "path": BACKWARD_KERNEL,
+        "old": "ptx::wgmma_wait_group<0>(s);",
+        "new": "",
+    },
+    {
+        "name": "no wait for dP",
+        "path": BACKWARD_KERNEL,
+        "old": "ptx::wgmma_wait_group<1>(dp);",
+        "new": "ptx::wgmma_wait_group<2>(dp);",
+    },
+    {
+        "name": "no wait for dQ",
+        "path": BACKWARD_KERNEL,
+        "old": "ptx::wgmma_wait_group<0>(dv); ptx::pin_registers(dk);",
+        "new": "ptx::wgmma_wait_group<2>(dv); ptx::pin_registers(dk);",
+    },
+    {
+        "name": "no wait for an item's last dQ",
+        "path": BACKWARD_KERNEL,
+        "old": "ptx::wgmma_wait_group<0>(dq);",
+        "new": "",
+    },
+    {
+        "name": "no wgmma.fence before dV",
+        "path": BACKWARD_KERNEL,
+        "old": "ptx::pin_registers(packed_p); ptx::wgmma_fence();",
+        "new": "ptx::wgmma_wait_group<0>(dp); ptx::pin_registers(packed_p);",
+    },
+    {
+        "name": "dQ of the step at hand",
+        "path": BACKWARD_KERNEL,
+        "old": "if constexpr (!kFirst) issue_dq(step - 1);",
+        "new": "if constexpr (!kFirst) issue_dq(step);",
+    },
+    {
+        "name": "dK of an item not begun anew",
+        "path": BACKWARD_KERNEL,
+        "old": "multiply_keys_sm90<C.element, kFirst>(dk,",
+        "new": "multiply_keys_sm90<C.element, false>(dk,",
+    },
+    {
+        "name": "dV begun anew in each step",
+        "path": BACKWARD_KERNEL,
+        "old": "multiply_keys_sm90<C.element, kFirst>(dv,",
+        "new": "multiply_keys_sm90<C.element, true>(dv,",
+    },
+    {
+        "name": "S not begun anew",
+        "path": BACKWARD_PRODUCTS,
+        "old": "ptx::wgmma_ss_init<kElement, false>(d, a_i, b_i);",
+        "new": "ptx::wgmma_ss<kElement, false>(d, a_i, b_i, true);",
+    },
+    {
+        "name": "dS taken for K-major",
+        "path": BACKWARD_PRODUCTS,
+        "old": "ptx::wgmma_ss<kElement, true, true>(d,",
+        "new": "ptx::wgmma_ss<kElement, true, false>(d,",
+    },
+    {
+        "name": "wrong stride in descriptors of K-major operands",
+        "path": BACKWARD_PRODUCTS,
+        "old": "ptx::matrix_descriptor(at, 16, 1024, Swizzle::k128);",
+        "new": "ptx::matrix_descriptor(at, 16, 512, Swizzle::k128);",
+    },
+    {
+        "name": "wrong swizzle in descriptors of MN-major operands",
+        "path": BACKWARD_PRODUCTS,
+        "old": "ptx::matrix_descriptor(at, slab_bytes, 1024, Swizzle::k128);",
+        "new": "ptx::matrix_descriptor(at, slab_bytes, 1024, Swizzle::k64);",
+    },
+    {
+        "name": "wrong distance of slabs of Q",
+        "path": BACKWARD_KERNEL,
+        "old": "q_columns(mn_major_sm90(base + kPlan.q, kRowsSlabBytes))",
+        "new": "q_columns(mn_major_sm90(base + kPlan.q, kKeysSlabBytes))",
+    },
+    {
+        "name": "both warpgroups sum the same columns of dQ",
+        "path": BACKWARD_KERNEL,
+        "old": "mn_major_sm90(base + kPlan.k + wg * kKeysSlabBytes, kKeysSlabBytes)",
+        "new": "mn_major_sm90(base + kPlan.k, kKeysSlabBytes)",
+    },
+    {
+        "name": "both warpgroups sum the same columns of dQ, head dim 64",
+        "path": BACKWARD_KERNEL,
+        "old": "mn_major_half_sm90(base + kPlan.k_columns + wg * (kKeysSlabBytes / 2))",
+        "new": "mn_major_half_sm90(base + kPlan.k_columns)",
+    },
+    {
+        "name": "wrong stride in the descriptor of 64-byte rows",
+        "path": BACKWARD_PRODUCTS,
+        "old": "ptx::matrix_descriptor(at, 16, 512, Swizzle::k64);",
+        "new": "ptx::matrix_descriptor(at, 16, 1024, Swizzle::k64);",
+    },
+    {
+        "name": "64-byte rows of K without a token not cleared",
+        "path": BACKWARD_PRODUCER,
+        "old": "clear_rows<kSm90BackwardKeys, 2, 64>(shared + kPlan.k_columns, valid);",
+        "new": "",
+    },
+    # ---- dS
+    {
+        "name": "no proxy fence after dS is stored",
+        "path": BACKWARD_KERNEL,
+        "old": "ptx::fence_proxy_async(); arrive(barriers.ds_full(stage));",
+        "new": "arrive(barriers.ds_full(stage));",
+        "quick": True,
+    },
+    {
+        "name": "dS swizzled by the wrong row",
+        "path": BACKWARD_PRODUCTS,
+        "old": "swizzle(lane % 8)",
+        "new": "swizzle(lane % 4)",
+    },
+    {
+        "name": "hidden P not zeroed",
+        "path": BACKWARD_KERNEL,
+        "old": "if ((flags & kPartialStep << group) != 0) hide(s, flags);",
+        "new": "",
+    },
+    {
+        "name": "delta of the wrong rows",
+        "path": BACKWARD_PRODUCTS,
+        "old": "ptx::ld_shared_v2(row_values + kRowValuesBytes / 2 + i * 32, delta[0], delta[1]);",
+        "new": "ptx::ld_shared_v2(row_values + kRowValuesBytes / 2 + i * 16, delta[0], delta[1]);",
+    },
+    # ---- rows and keys without a token
+    {
+        "name": "rows without a token not cleared",
+        "path": BACKWARD_PRODUCER,
+        "old": "clear_rows<kRows, C.slabs()>(to, valid);",
+        "new": "",
+        "quick": True,
+    },
+    {
+        "name": "a row cleared too few",
+        "path": BACKWARD_PRODUCER,
+        "old": "int i = valid * kPieces + lane",
+        "new": "int i = (valid + 1) * kPieces + lane",
+    },
+    {
+        "name": "no proxy fence after rows are cleared",
+        "path": BACKWARD_PRODUCER,
+        "old": "ptx::fence_proxy_async(); ptx::syncwarp();",
+        "new": "ptx::syncwarp();",
+    },
+    {
+        "name": "no syncwarp after rows are cleared",
+        "path": BACKWARD_PRODUCER,
+        "old": "ptx::fence_proxy_async(); ptx::syncwarp();",
+        "new": "ptx::fence_proxy_async();",
+    },
+    {
+        "name": "no wait before rows are cleared",
+        "path": BACKWARD_PRODUCER,
+        "old": "wait_with_warp(barrier, ragged_parity);",
+        "new": "",
+    },
+    {
+        "name": "items without a token not written",
+        "path": BACKWARD_PRODUCER,
+        "old": "write_zero_keys<32>(p, p.dk, p.head_dim, item, item.first_key, end);",
+        "new": "",
+    },
+    {
+        "name": "keys past the tensor written",
+        "path": BACKWARD_PRODUCTS,
+        "old": "if (key < p.rows && ",
+        "new": "if (key <= p.rows && ",
+    },
+    # ---- masks, items, results
+    {
+        "name": "noisy rows see the clean keys of their own block",
+        "path": BACKWARD_ITEMS,
+        "old": "span.begin = start + p.block_size; } else if (p.clean_causal)",
+        "new": "span.begin = start; } else if (p.clean_causal)",
+    },
+    {
+        "name": "clean rows of a causal half do not see themselves",
+        "path": BACKWARD_ITEMS,
+        "old": "else if (p.clean_causal) { span.begin = key; }",
+        "new": "else if (p.clean_causal) { span.begin = key + 1; }",
+    },
+    {
+        "name": "noisy rows see one block too many",
+        "path": BACKWARD_ITEMS,
+        "old": "span.end = start + p.block_size;",
+        "new": "span.end = start + p.block_size + 1;",
+    },
+    {
+        "name": "a partial step without its mask",
+        "path": BACKWARD_ITEMS,
+        "old": "if (end < item.first_key + 64) flags |= kPartialStep;",
+        "new": "if (end < item.first_key) flags |= kPartialStep;",
+    },
+    {
+        "name": "the first tile of noisy rows left out",
+        "path": BACKWARD_ITEMS,
+        "old": "begin = start + p.block_size;  // noisy rows",
+        "new": "begin = start + p.block_size + 64;  // noisy rows",
+    },
+    {
+        "name": "the last tile of rows left out",
+        "path": BACKWARD_ITEMS,
+        "old": "geometry::ceil_div(end, kSm90BackwardRows)",
+        "new": "end / kSm90BackwardRows",
+    },
+    {
+        "name": "query heads of another KV head",
+        "path": BACKWARD_PRODUCER,
+        "old": "const StepRows rows{item.head_kv * p.group() + group_head, half,",
+        "new": "const StepRows rows{item.head_kv + group_head, half,",
+    },
+    {
+        "name": "dQ added to the sums of the step at hand",
+        "path": BACKWARD_KERNEL,
+        "old": "add_dq(step - 1); } ++step;",
+        "new": "add_dq(step); } ++step;",
+    },
+    {
+        "name": "dK not scaled",
+        "path": BACKWARD_KERNEL,
+        "old": "write<C.element>(dk, p.softmax_scale,",
+        "new": "write<C.element>(dk, 1.0f,",
+    },
+    {
+        "name": "sums of dQ not cleared",
+        "path": BACKWARD_ROWS,
+        "old": "ptx::st_global_v4(to + (i + static_cast<int>(thread)) * 4, {0, 0, 0, 0});",
+        "new": "",
+    },
+    {
+        "name": "the gradient of log-sum-exp left out",
+        "path": BACKWARD_ROWS,
+        "old": "sum -= *p.dlse.at(keys.sample, head, at);",
+        "new": "",
+    },
+    {
+        "name": "the work counter not cleared",
+        "path": BACKWARD_ROWS,
+        "old": "*p.next_item = 0;",
+        "new": "*p.next_item = 1;",
+    },
+    # ---- row values and the noisy diagonal
+    {
+        "name": "row values of rows without a token not written",
+        "path": BACKWARD_ROWS,
+        "old": "if (lane != 0) continue; float lse",
+        "new": "if (lane != 0 || !inside) continue; float lse",
+    },
+    {
+        "name": "diagonal: no wait for the tiles",
+        "path": BACKWARD_ROWS,
+        "old": "ptx::mbarrier_wait_parity(barrier(), parity);",
+        "new": "",
+    },
+    {
+        "name": "diagonal: the second head's tiles waited for with the first one's parity",
+        "path": BACKWARD_ROWS,
+        "old": "parity ^= 1;",
+        "new": "",
+    },
+    {
+        "name": "diagonal: bytes of K and V not expected",
+        "path": BACKWARD_ROWS,
+        "old": "(with_keys ? 4 : 2) * C.tile_bytes()",
+        "new": "2 * C.tile_bytes()",
+    },
+    {
+        "name": "diagonal: rows without a token not cleared",
+        "path": BACKWARD_ROWS,
+        "old": "if (valid < kRows && keys.len < p.rows)",
+        "new": "if (false)",
+    },
+    {
+        "name": "diagonal: keys without a token not cleared",
+        "path": BACKWARD_ROWS,
+        "old": "if (warp < 2 || with_keys) {",
+        "new": "if (warp < 2) {",
+    },
+    {
+        "name": "diagonal: no proxy fence after rows are cleared",
+        "path": BACKWARD_ROWS,
+        "old": "valid); } ptx::fence_proxy_async(); }",
+        "new": "valid); } }",
+    },
+    {
+        "name": "diagonal: no proxy fence after dS is stored",
+        "path": BACKWARD_ROWS,
+        "old": "packed_ds[i]); ptx::fence_proxy_async();",
+        "new": "packed_ds[i]);",
+        "quick": True,
+    },
+    {
+        "name": "diagonal: no barrier after dS is stored",
+        "path": BACKWARD_ROWS,
+        "old": "packed_ds[i]); ptx::fence_proxy_async(); ptx::bar_sync(0, C.threads());",
+        "new": "packed_ds[i]); ptx::fence_proxy_async();",
+    },
+    {
+        "name": "diagonal: no wait for dV",
+        "path": BACKWARD_ROWS,
+        "old": "ptx::wgmma_wait_group<0>(sum, packed_p);",
+        "new": "",
+    },
+    {
+        "name": "diagonal: no wait for S and dP",
+        "path": BACKWARD_ROWS,
+        "old": "ptx::wgmma_wait_group<0>(s);",
+        "new": "",
+    },
+    {
+        "name": "diagonal: hidden P not zeroed",
+        "path": BACKWARD_ROWS,
+        "old": "hide_sm90(s, p, key, keys.len, row, kDiagonalFlags);",
+        "new": "",
+        "quick": True,
+    },
+    {
+        "name": "diagonal: rows see the next key",
+        "path": BACKWARD_ROWS,
+        "old": "hide_sm90(s, p, key, keys.len, row, kDiagonalFlags);",
+        "new": "hide_sm90(s, p, key - 1, keys.len, row, kDiagonalFlags);",
+    },
+    {
+        "name": "diagonal: dK of each head begun anew",
+        "path": BACKWARD_ROWS,
+        "old": "add_keys<false>(dk,",
+        "new": "add_keys<true>(dk,",
+    },
+    {
+        "name": "diagonal: dK not scaled",
+        "path": BACKWARD_ROWS,
+        "old": "write<C.element>(sum, p.softmax_scale,",
+        "new": "write<C.element>(sum, 1.0f,",
+    },
+    {
+        "name": "diagonal: dQ of warps in each other's place",
+        "path": BACKWARD_ROWS,
+        "old": "thread / 32 * (kDimPieces * 128)",
+        "new": "(thread / 32 ^ 1) * (kDimPieces * 128)",
+    },
+    {
+        "name": "wrong swizzle of staged results",
+        "path": BACKWARD_PRODUCTS,
+        "old": "((column % 8 ^ i % 8) << 4)",
+        "new": "((column % 8 ^ i % 4) << 4)",
+    },
+    {
+        "name": "diagonal: tiles without a token not written",
+        "path": BACKWARD_ROWS,
+        "old": "write_zero_keys<C.threads()>(p, p.dv, p.head_dim_v, keys, first, end);",
+        "new": "",
+    },
+]

@@ -268,6 +268,25 @@ void add_strips(std::vector<Case>& cases) {
   cases.push_back(c);
 }
 
+/// Items of 128 keys, tiles of 64 query rows, at head dim 128.
+void add_key_items(std::vector<Case>& cases) {
+  const auto add = [&cases](Case c) {
+    c.head_dim = c.head_dim_v = 128;
+    cases.push_back(c);
+  };
+  Case c = batched("keys_seqused", blocks(8), 140, 3);
+  c.seqused = {140, 0, 67};
+  c.heads_q = c.heads_kv = 2;
+  add(c);
+  // Tiles of rows that end inside of a block.
+  c = batched("keys_b72_both_causal", blocks(72, CleanAttention::kCausal, NoisyAttention::kCausal),
+              200);
+  diffusion(c).order = Order::kCleanNoisy;
+  c.heads_q = 3;
+  add(c);
+  add(batched("keys_of_one_block", blocks(1000), 140));
+}
+
 void add_heads_and_dims(std::vector<Case>& cases) {
   for (const auto& [q, kv] : std::initializer_list<std::pair<int, int>>{{1, 1},
                                                                         {3, 3},
@@ -538,6 +557,7 @@ std::vector<Case> operator_cases() {
   add_block_sizes(cases);
   add_lengths(cases);
   add_strips(cases);
+  add_key_items(cases);
   add_heads_and_dims(cases);
   add_options(cases);
   add_memory(cases);

@@ -428,6 +428,45 @@ TEST(ScoreProbe, FarBelowZero) {
   });
 }
 
+/// A bound of dV of a key: the sum of |dout| over the rows that see it, where P is at most 1.
+std::string dv_past_bound(const Case& c, const Inputs& inputs, const Results& r) {
+  const int group = c.heads_q / c.heads_kv;
+  for (const SampleModel& sample : samples_of(c)) {
+    for (const Place& key : sample.keys) {
+      for (int head = 0; head < c.heads_kv; ++head) {
+        const double* dv = r.dv[key.set].at(key.batch, key.row, head);
+        for (int d = 0; d < c.head_dim_v; ++d) {
+          double bound = 0.0;
+          for (const Place& query : sample.queries) {
+            if (!sample.visible(query, key)) continue;
+            for (int h = 0; h < group; ++h) {
+              bound +=
+                  std::fabs(inputs.dout[query.set].at(query.batch, query.row, head * group + h)[d]);
+            }
+          }
+          if (std::fabs(dv[d]) <= bound * 1.01) continue;  // NaN is not
+          return fmt::format("dv of {} is {}, past {}", to_string(key), dv[d], bound);
+        }
+      }
+    }
+  }
+  return "";
+}
+
+// The log-sum-exp of such scores is rounded by far more than 1, and P is taken from it.
+TEST(ScoreProbe, ProbabilitiesAreAtMostOne) {
+  for_each_score_case([](const Case& c, std::uint64_t number) {
+    if (!test_runner().bounds_probabilities(c)) return;
+    Inputs inputs = random_inputs(c, number);
+    for (const int set : {kFirst, kClean}) {
+      for (Array* array : {&inputs.q[set], &inputs.k[set]}) {
+        for (double& x : array->values) x = std::isnan(x) ? x : std::copysign(8192.0, x);
+      }
+    }
+    ASSERT_EQ(dv_past_bound(c, inputs, run(c, inputs)), "");
+  });
+}
+
 // -------------------------------------------------------------------------------- gradient halves
 
 void zero_half(Inputs& inputs, const std::vector<SampleModel>& samples, Half half) {

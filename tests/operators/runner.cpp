@@ -40,6 +40,7 @@ class CudaRunner : public Runner {
     return c.memory == Memory::kUnaligned && has_row(c) ? "multiple" : "";
   }
   bool has_deterministic_kernels() const override { return true; }
+  bool bounds_probabilities(const Case& c) const override { return !is_f32(c); }
   Case nearest(Case c) const override {
     if (c.memory == Memory::kUnaligned) c.memory = Memory::kPaddedHeads;
     return c;
@@ -264,7 +265,7 @@ class ModelRunner final : public CudaRunner {
   void run(const Case& c, const AttentionArgs& args, const AttentionGradients& gradients) override {
     const AttentionProblem backward = problem(args, gradients);
     const auto free = [this](std::byte* workspace) { memory().free(workspace); };
-    const std::size_t bytes = cuda::backward_workspace_bytes(backward);
+    const std::size_t bytes = cuda::backward_workspace_bytes(backward, launcher_.limits());
     const std::unique_ptr<std::byte, decltype(free)> workspace(memory().allocate(bytes), free);
     std::vector<host_model::GlobalRange> ranges = this->ranges();
     ranges.push_back({workspace.get(), bytes});

@@ -20,6 +20,8 @@ class Runner {
   virtual std::string refusal(const Case&) const { return ""; }
   /// Whether `deterministic` takes other kernels.
   virtual bool has_deterministic_kernels() const { return false; }
+  /// Whether P of the backward pass is at most 1, however large the scores are.
+  virtual bool bounds_probabilities(const Case&) const { return false; }
   /// The case, or one like it that the runner takes.
   virtual Case nearest(Case c) const { return c; }
   /// float32 ulps of the largest sum of absolute terms that a result may be off by, beside twice

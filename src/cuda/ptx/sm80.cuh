@@ -506,6 +506,16 @@ __device__ __forceinline__ float atom_add_f32(float* p, float v, Loc loc = Loc::
 #endif
 }
 
+__device__ __forceinline__ u32 atom_add_u32(u32* p, u32 v, Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  return model::global_add_u32(p, v, loc);
+#else
+  u32 old;
+  asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+  return old;
+#endif
+}
+
 __device__ __forceinline__ void red_add_f32(float* p, float v, Loc loc = Loc::current()) {
 #if defined(STEPWELL_HOST_MODEL)
   model::global_add_f32(p, v, loc);

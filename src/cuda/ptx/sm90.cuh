@@ -110,6 +110,23 @@ __device__ __forceinline__ void fence_proxy_async(Loc loc = Loc::current()) {
 #endif
 }
 
+// ---- cp.async.bulk -----------------------------------------------------------------------------
+// "Data Movement and Conversion Instructions: cp.async.bulk".
+
+// Contiguous bytes, a multiple of 16, both ends aligned to 16. Completes on an mbarrier.
+__device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier,
+                                          Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  model::bulk_load(to, from, bytes, barrier, loc);
+#else
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+#endif
+}
+
 // ---- cp.async.bulk.tensor ----------------------------------------------------------------------
 // "Data Movement and Conversion Instructions: cp.async.bulk.tensor". A box of a tensor, whose first
 // element has these coordinates; in shared memory it is contiguous but for the map's swizzle, and

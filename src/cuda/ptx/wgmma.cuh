@@ -15,14 +15,15 @@ namespace stepwell::cuda::ptx {
 
 // "wgmma.mma_async", m64nNk16: d += A B, or d = A B. In d, a lane holds columns 8 i + 2 (lane % 4)
 // + {0, 1} of rows lane / 4 (values 0 and 1) and lane / 4 + 8 (values 2 and 3) of its warp's 16
-// rows. `a` and `b` are matrix descriptors; A is K-major, B too unless kMnMajorB.
-template <Element kElement, bool kMnMajorB, int kPieces>
+// rows. `a` and `b` are matrix descriptors; A and B are K-major unless kMnMajorA, kMnMajorB.
+template <Element kElement, bool kMnMajorB, bool kMnMajorA = false, int kPieces>
 __device__ __forceinline__ void wgmma_ss(float (&d)[kPieces][4], u64 a, u64 b, bool accumulate,
                                          Loc loc = Loc::current()) {
 #if defined(STEPWELL_HOST_MODEL)
-  model::wgmma(8 * kPieces, &d[0][0], nullptr, a, b, accumulate, kMnMajorB, kElement, loc);
+  model::wgmma(8 * kPieces, &d[0][0], nullptr, a, b, accumulate, kMnMajorA, kMnMajorB, kElement,
+               loc);
 #else
-  WgmmaInstruction<8 * kPieces, kElement>::template ss<kMnMajorB>(d, a, b, accumulate);
+  WgmmaInstruction<8 * kPieces, kElement>::template ss<kMnMajorA, kMnMajorB>(d, a, b, accumulate);
 #endif
 }
 
@@ -31,9 +32,31 @@ template <Element kElement, bool kMnMajorB, int kPieces>
 __device__ __forceinline__ void wgmma_rs(float (&d)[kPieces][4], const u32 (&a)[4], u64 b,
                                          bool accumulate, Loc loc = Loc::current()) {
 #if defined(STEPWELL_HOST_MODEL)
-  model::wgmma(8 * kPieces, &d[0][0], a, 0, b, accumulate, kMnMajorB, kElement, loc);
+  model::wgmma(8 * kPieces, &d[0][0], a, 0, b, accumulate, false, kMnMajorB, kElement, loc);
 #else
   WgmmaInstruction<8 * kPieces, kElement>::template rs<kMnMajorB>(d, a, b, accumulate);
+#endif
+}
+
+// d = A B where d is dead before: its registers are not kept for an instruction that would not read
+// them.
+template <Element kElement, bool kMnMajorB, bool kMnMajorA = false, int kPieces>
+__device__ __forceinline__ void wgmma_ss_init(float (&d)[kPieces][4], u64 a, u64 b,
+                                              Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  model::wgmma(8 * kPieces, &d[0][0], nullptr, a, b, false, kMnMajorA, kMnMajorB, kElement, loc);
+#else
+  WgmmaInstruction<8 * kPieces, kElement>::template ss_init<kMnMajorA, kMnMajorB>(d, a, b);
+#endif
+}
+
+template <Element kElement, bool kMnMajorB, int kPieces>
+__device__ __forceinline__ void wgmma_rs_init(float (&d)[kPieces][4], const u32 (&a)[4], u64 b,
+                                              Loc loc = Loc::current()) {
+#if defined(STEPWELL_HOST_MODEL)
+  model::wgmma(8 * kPieces, &d[0][0], a, 0, b, false, false, kMnMajorB, kElement, loc);
+#else
+  WgmmaInstruction<8 * kPieces, kElement>::template rs_init<kMnMajorB>(d, a, b);
 #endif
 }
 

@@ -11,16 +11,154 @@ template <int kColumns, Element kElement>
 struct WgmmaInstruction;
 
 template <>
-struct WgmmaInstruction<64, Element::kBFloat16> {
+struct WgmmaInstruction<32, Element::kBFloat16> {
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss(
+      float (&d)[4][4], u64 a, u64 b, bool accumulate) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, p, 1, 1, %19, %20; }"
+        :
+          "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+        :
+          "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMnMajorA)),
+          "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss_init(
+      float (&d)[4][4], u64 a, u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, p, 1, 1, %18, %19; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3])
+        :
+          "l"(a), "l"(b), "n"(static_cast<int>(kMnMajorA)), "n"(static_cast<int>(kMnMajorB)));
+  }
+
   template <bool kMnMajorB>
-  __device__ __forceinline__ static void ss(float (&d)[8][4], u64 a,
-                                            u64 b, bool accumulate) {
+  __device__ __forceinline__ static void rs(
+      float (&d)[4][4], const u32 (&a)[4], u64 b, bool accumulate) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, {%16, %17, %18, %19}, %20, p, 1, 1, %22; }"
+        :
+          "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+        :
+          "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
+          "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorB>
+  __device__ __forceinline__ static void rs_init(
+      float (&d)[4][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, {%16, %17, %18, %19}, %20, p, 1, 1, %21; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3])
+        :
+          "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(kMnMajorB)));
+  }
+};
+
+template <>
+struct WgmmaInstruction<32, Element::kFloat16> {
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss(
+      float (&d)[4][4], u64 a, u64 b, bool accumulate) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, p, 1, 1, %19, %20; }"
+        :
+          "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+        :
+          "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMnMajorA)),
+          "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss_init(
+      float (&d)[4][4], u64 a, u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, p, 1, 1, %18, %19; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3])
+        :
+          "l"(a), "l"(b), "n"(static_cast<int>(kMnMajorA)), "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorB>
+  __device__ __forceinline__ static void rs(
+      float (&d)[4][4], const u32 (&a)[4], u64 b, bool accumulate) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, {%16, %17, %18, %19}, %20, p, 1, 1, %22; }"
+        :
+          "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+        :
+          "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
+          "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorB>
+  __device__ __forceinline__ static void rs_init(
+      float (&d)[4][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, {%16, %17, %18, %19}, %20, p, 1, 1, %21; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3])
+        :
+          "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(kMnMajorB)));
+  }
+};
+
+template <>
+struct WgmmaInstruction<64, Element::kBFloat16> {
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss(
+      float (&d)[8][4], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, p, 1, 1, 0, %35; }"
+        "}, %32, %33, p, 1, 1, %35, %36; }"
         :
           "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
           "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
@@ -29,12 +167,33 @@ struct WgmmaInstruction<64, Element::kBFloat16> {
           "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
           "+f"(d[7][2]), "+f"(d[7][3])
         :
-          "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMnMajorB)));
+          "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMnMajorA)),
+          "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss_init(
+      float (&d)[8][4], u64 a, u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, %32, %33, p, 1, 1, %34, %35; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3]), "=f"(d[4][0]), "=f"(d[4][1]),
+          "=f"(d[4][2]), "=f"(d[4][3]), "=f"(d[5][0]), "=f"(d[5][1]), "=f"(d[5][2]), "=f"(d[5][3]),
+          "=f"(d[6][0]), "=f"(d[6][1]), "=f"(d[6][2]), "=f"(d[6][3]), "=f"(d[7][0]), "=f"(d[7][1]),
+          "=f"(d[7][2]), "=f"(d[7][3])
+        :
+          "l"(a), "l"(b), "n"(static_cast<int>(kMnMajorA)), "n"(static_cast<int>(kMnMajorB)));
   }
 
   template <bool kMnMajorB>
-  __device__ __forceinline__ static void rs(float (&d)[8][4], const u32 (&a)[4],
-                                            u64 b, bool accumulate) {
+  __device__ __forceinline__ static void rs(
+      float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulate) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
@@ -51,20 +210,40 @@ struct WgmmaInstruction<64, Element::kBFloat16> {
         :
           "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
           "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorB>
+  __device__ __forceinline__ static void rs_init(
+      float (&d)[8][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, {%32, %33, %34, %35}, %36, p, 1, 1, %37; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3]), "=f"(d[4][0]), "=f"(d[4][1]),
+          "=f"(d[4][2]), "=f"(d[4][3]), "=f"(d[5][0]), "=f"(d[5][1]), "=f"(d[5][2]), "=f"(d[5][3]),
+          "=f"(d[6][0]), "=f"(d[6][1]), "=f"(d[6][2]), "=f"(d[6][3]), "=f"(d[7][0]), "=f"(d[7][1]),
+          "=f"(d[7][2]), "=f"(d[7][3])
+        :
+          "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(kMnMajorB)));
   }
 };
 
 template <>
 struct WgmmaInstruction<64, Element::kFloat16> {
-  template <bool kMnMajorB>
-  __device__ __forceinline__ static void ss(float (&d)[8][4], u64 a,
-                                            u64 b, bool accumulate) {
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss(
+      float (&d)[8][4], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, p, 1, 1, 0, %35; }"
+        "}, %32, %33, p, 1, 1, %35, %36; }"
         :
           "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
           "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
@@ -73,12 +252,33 @@ struct WgmmaInstruction<64, Element::kFloat16> {
           "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
           "+f"(d[7][2]), "+f"(d[7][3])
         :
-          "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMnMajorB)));
+          "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMnMajorA)),
+          "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss_init(
+      float (&d)[8][4], u64 a, u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, %32, %33, p, 1, 1, %34, %35; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3]), "=f"(d[4][0]), "=f"(d[4][1]),
+          "=f"(d[4][2]), "=f"(d[4][3]), "=f"(d[5][0]), "=f"(d[5][1]), "=f"(d[5][2]), "=f"(d[5][3]),
+          "=f"(d[6][0]), "=f"(d[6][1]), "=f"(d[6][2]), "=f"(d[6][3]), "=f"(d[7][0]), "=f"(d[7][1]),
+          "=f"(d[7][2]), "=f"(d[7][3])
+        :
+          "l"(a), "l"(b), "n"(static_cast<int>(kMnMajorA)), "n"(static_cast<int>(kMnMajorB)));
   }
 
   template <bool kMnMajorB>
-  __device__ __forceinline__ static void rs(float (&d)[8][4], const u32 (&a)[4],
-                                            u64 b, bool accumulate) {
+  __device__ __forceinline__ static void rs(
+      float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulate) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
@@ -96,13 +296,33 @@ struct WgmmaInstruction<64, Element::kFloat16> {
           "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
           "n"(static_cast<int>(kMnMajorB)));
   }
+
+  template <bool kMnMajorB>
+  __device__ __forceinline__ static void rs_init(
+      float (&d)[8][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, {%32, %33, %34, %35}, %36, p, 1, 1, %37; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3]), "=f"(d[4][0]), "=f"(d[4][1]),
+          "=f"(d[4][2]), "=f"(d[4][3]), "=f"(d[5][0]), "=f"(d[5][1]), "=f"(d[5][2]), "=f"(d[5][3]),
+          "=f"(d[6][0]), "=f"(d[6][1]), "=f"(d[6][2]), "=f"(d[6][3]), "=f"(d[7][0]), "=f"(d[7][1]),
+          "=f"(d[7][2]), "=f"(d[7][3])
+        :
+          "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(kMnMajorB)));
+  }
 };
 
 template <>
 struct WgmmaInstruction<128, Element::kBFloat16> {
-  template <bool kMnMajorB>
-  __device__ __forceinline__ static void ss(float (&d)[16][4], u64 a,
-                                            u64 b, bool accumulate) {
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss(
+      float (&d)[16][4], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
@@ -110,7 +330,7 @@ struct WgmmaInstruction<128, Element::kBFloat16> {
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, p, 1, 1, 0, %67; }"
+        "}, %64, %65, p, 1, 1, %67, %68; }"
         :
           "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
           "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
@@ -125,12 +345,41 @@ struct WgmmaInstruction<128, Element::kBFloat16> {
           "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]),
           "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
         :
-          "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMnMajorB)));
+          "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMnMajorA)),
+          "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss_init(
+      float (&d)[16][4], u64 a, u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, %64, %65, p, 1, 1, %66, %67; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3]), "=f"(d[4][0]), "=f"(d[4][1]),
+          "=f"(d[4][2]), "=f"(d[4][3]), "=f"(d[5][0]), "=f"(d[5][1]), "=f"(d[5][2]), "=f"(d[5][3]),
+          "=f"(d[6][0]), "=f"(d[6][1]), "=f"(d[6][2]), "=f"(d[6][3]), "=f"(d[7][0]), "=f"(d[7][1]),
+          "=f"(d[7][2]), "=f"(d[7][3]), "=f"(d[8][0]), "=f"(d[8][1]), "=f"(d[8][2]), "=f"(d[8][3]),
+          "=f"(d[9][0]), "=f"(d[9][1]), "=f"(d[9][2]), "=f"(d[9][3]), "=f"(d[10][0]),
+          "=f"(d[10][1]), "=f"(d[10][2]), "=f"(d[10][3]), "=f"(d[11][0]), "=f"(d[11][1]),
+          "=f"(d[11][2]), "=f"(d[11][3]), "=f"(d[12][0]), "=f"(d[12][1]), "=f"(d[12][2]),
+          "=f"(d[12][3]), "=f"(d[13][0]), "=f"(d[13][1]), "=f"(d[13][2]), "=f"(d[13][3]),
+          "=f"(d[14][0]), "=f"(d[14][1]), "=f"(d[14][2]), "=f"(d[14][3]), "=f"(d[15][0]),
+          "=f"(d[15][1]), "=f"(d[15][2]), "=f"(d[15][3])
+        :
+          "l"(a), "l"(b), "n"(static_cast<int>(kMnMajorA)), "n"(static_cast<int>(kMnMajorB)));
   }
 
   template <bool kMnMajorB>
-  __device__ __forceinline__ static void rs(float (&d)[16][4], const u32 (&a)[4],
-                                            u64 b, bool accumulate) {
+  __device__ __forceinline__ static void rs(
+      float (&d)[16][4], const u32 (&a)[4], u64 b, bool accumulate) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
@@ -155,14 +404,42 @@ struct WgmmaInstruction<128, Element::kBFloat16> {
         :
           "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
           "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorB>
+  __device__ __forceinline__ static void rs_init(
+      float (&d)[16][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%64, %65, %66, %67}, %68, p, 1, 1, %69; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3]), "=f"(d[4][0]), "=f"(d[4][1]),
+          "=f"(d[4][2]), "=f"(d[4][3]), "=f"(d[5][0]), "=f"(d[5][1]), "=f"(d[5][2]), "=f"(d[5][3]),
+          "=f"(d[6][0]), "=f"(d[6][1]), "=f"(d[6][2]), "=f"(d[6][3]), "=f"(d[7][0]), "=f"(d[7][1]),
+          "=f"(d[7][2]), "=f"(d[7][3]), "=f"(d[8][0]), "=f"(d[8][1]), "=f"(d[8][2]), "=f"(d[8][3]),
+          "=f"(d[9][0]), "=f"(d[9][1]), "=f"(d[9][2]), "=f"(d[9][3]), "=f"(d[10][0]),
+          "=f"(d[10][1]), "=f"(d[10][2]), "=f"(d[10][3]), "=f"(d[11][0]), "=f"(d[11][1]),
+          "=f"(d[11][2]), "=f"(d[11][3]), "=f"(d[12][0]), "=f"(d[12][1]), "=f"(d[12][2]),
+          "=f"(d[12][3]), "=f"(d[13][0]), "=f"(d[13][1]), "=f"(d[13][2]), "=f"(d[13][3]),
+          "=f"(d[14][0]), "=f"(d[14][1]), "=f"(d[14][2]), "=f"(d[14][3]), "=f"(d[15][0]),
+          "=f"(d[15][1]), "=f"(d[15][2]), "=f"(d[15][3])
+        :
+          "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(kMnMajorB)));
   }
 };
 
 template <>
 struct WgmmaInstruction<128, Element::kFloat16> {
-  template <bool kMnMajorB>
-  __device__ __forceinline__ static void ss(float (&d)[16][4], u64 a,
-                                            u64 b, bool accumulate) {
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss(
+      float (&d)[16][4], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
@@ -170,7 +447,7 @@ struct WgmmaInstruction<128, Element::kFloat16> {
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, p, 1, 1, 0, %67; }"
+        "}, %64, %65, p, 1, 1, %67, %68; }"
         :
           "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
           "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
@@ -185,12 +462,41 @@ struct WgmmaInstruction<128, Element::kFloat16> {
           "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]),
           "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
         :
-          "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMnMajorB)));
+          "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMnMajorA)),
+          "n"(static_cast<int>(kMnMajorB)));
+  }
+
+  template <bool kMnMajorA, bool kMnMajorB>
+  __device__ __forceinline__ static void ss_init(
+      float (&d)[16][4], u64 a, u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, %64, %65, p, 1, 1, %66, %67; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3]), "=f"(d[4][0]), "=f"(d[4][1]),
+          "=f"(d[4][2]), "=f"(d[4][3]), "=f"(d[5][0]), "=f"(d[5][1]), "=f"(d[5][2]), "=f"(d[5][3]),
+          "=f"(d[6][0]), "=f"(d[6][1]), "=f"(d[6][2]), "=f"(d[6][3]), "=f"(d[7][0]), "=f"(d[7][1]),
+          "=f"(d[7][2]), "=f"(d[7][3]), "=f"(d[8][0]), "=f"(d[8][1]), "=f"(d[8][2]), "=f"(d[8][3]),
+          "=f"(d[9][0]), "=f"(d[9][1]), "=f"(d[9][2]), "=f"(d[9][3]), "=f"(d[10][0]),
+          "=f"(d[10][1]), "=f"(d[10][2]), "=f"(d[10][3]), "=f"(d[11][0]), "=f"(d[11][1]),
+          "=f"(d[11][2]), "=f"(d[11][3]), "=f"(d[12][0]), "=f"(d[12][1]), "=f"(d[12][2]),
+          "=f"(d[12][3]), "=f"(d[13][0]), "=f"(d[13][1]), "=f"(d[13][2]), "=f"(d[13][3]),
+          "=f"(d[14][0]), "=f"(d[14][1]), "=f"(d[14][2]), "=f"(d[14][3]), "=f"(d[15][0]),
+          "=f"(d[15][1]), "=f"(d[15][2]), "=f"(d[15][3])
+        :
+          "l"(a), "l"(b), "n"(static_cast<int>(kMnMajorA)), "n"(static_cast<int>(kMnMajorB)));
   }
 
   template <bool kMnMajorB>
-  __device__ __forceinline__ static void rs(float (&d)[16][4], const u32 (&a)[4],
-                                            u64 b, bool accumulate) {
+  __device__ __forceinline__ static void rs(
+      float (&d)[16][4], const u32 (&a)[4], u64 b, bool accumulate) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
@@ -216,7 +522,47 @@ struct WgmmaInstruction<128, Element::kFloat16> {
           "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
           "n"(static_cast<int>(kMnMajorB)));
   }
+
+  template <bool kMnMajorB>
+  __device__ __forceinline__ static void rs_init(
+      float (&d)[16][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%64, %65, %66, %67}, %68, p, 1, 1, %69; }"
+        :
+          "=f"(d[0][0]), "=f"(d[0][1]), "=f"(d[0][2]), "=f"(d[0][3]), "=f"(d[1][0]), "=f"(d[1][1]),
+          "=f"(d[1][2]), "=f"(d[1][3]), "=f"(d[2][0]), "=f"(d[2][1]), "=f"(d[2][2]), "=f"(d[2][3]),
+          "=f"(d[3][0]), "=f"(d[3][1]), "=f"(d[3][2]), "=f"(d[3][3]), "=f"(d[4][0]), "=f"(d[4][1]),
+          "=f"(d[4][2]), "=f"(d[4][3]), "=f"(d[5][0]), "=f"(d[5][1]), "=f"(d[5][2]), "=f"(d[5][3]),
+          "=f"(d[6][0]), "=f"(d[6][1]), "=f"(d[6][2]), "=f"(d[6][3]), "=f"(d[7][0]), "=f"(d[7][1]),
+          "=f"(d[7][2]), "=f"(d[7][3]), "=f"(d[8][0]), "=f"(d[8][1]), "=f"(d[8][2]), "=f"(d[8][3]),
+          "=f"(d[9][0]), "=f"(d[9][1]), "=f"(d[9][2]), "=f"(d[9][3]), "=f"(d[10][0]),
+          "=f"(d[10][1]), "=f"(d[10][2]), "=f"(d[10][3]), "=f"(d[11][0]), "=f"(d[11][1]),
+          "=f"(d[11][2]), "=f"(d[11][3]), "=f"(d[12][0]), "=f"(d[12][1]), "=f"(d[12][2]),
+          "=f"(d[12][3]), "=f"(d[13][0]), "=f"(d[13][1]), "=f"(d[13][2]), "=f"(d[13][3]),
+          "=f"(d[14][0]), "=f"(d[14][1]), "=f"(d[14][2]), "=f"(d[14][3]), "=f"(d[15][0]),
+          "=f"(d[15][1]), "=f"(d[15][2]), "=f"(d[15][3])
+        :
+          "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(kMnMajorB)));
+  }
 };
+
+template <int kPending>
+__device__ __forceinline__ void wait_for_wgmma(float (&d)[4][4]) {
+  asm volatile(
+      "wgmma.wait_group.sync.aligned %16;"
+      :
+        "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+        "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+      : "n"(kPending)
+      : "memory");
+}
 
 template <int kPending>
 __device__ __forceinline__ void wait_for_wgmma(float (&d)[8][4]) {

@@ -1,0 +1,73 @@
+#include "cuda/joint_tensors.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+
+namespace stepwell::cuda {
+namespace {
+
+using geometry::CleanRule;
+using geometry::Half;
+using geometry::Packing;
+
+using u64 = unsigned long long;  // as TiledTensor has it
+
+constexpr u64 kElementBytes = 2;
+constexpr u64 kLargestStride = u64{1} << 40;  // of a tensor map, in bytes; not included
+
+/// What the strides of a map are where they never count.
+constexpr std::int64_t kUnusedStride = 64;
+
+bool has_stride(std::int64_t stride, std::int64_t extent) {
+  if (extent <= 1) return true;  // never used
+  const u64 bytes = static_cast<u64>(stride) * kElementBytes;
+  return stride > 0 && bytes % 16 == 0 && bytes < kLargestStride;
+}
+
+}  // namespace
+
+bool is_joint_of_one_view(const AttentionProblem& problem) {
+  const geometry::Layout& layout = problem.layout;
+  const geometry::SampleMask& mask = layout.mask;
+  return problem.dtype != DType::kFloat32 && layout.packing == Packing::kJoint &&
+         !layout.packed() && mask.num_views == 1 && mask.clean_window == 0 && mask.origin == 0 &&
+         mask.block_ranges == nullptr && layout.origins == nullptr &&
+         (mask.clean == CleanRule::kBlock || mask.clean == CleanRule::kCausal);
+}
+
+bool has_map(const AttentionProblem& problem, const Rows& rows, int heads) {
+  return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 &&
+         has_stride(rows.row_stride, problem.layout.joint_rows) &&
+         has_stride(rows.head_stride, heads) && has_stride(rows.batch_stride, problem.layout.batch);
+}
+
+std::int64_t first_row(const geometry::Layout& layout, Half half) {
+  return (half == Half::kClean) == layout.clean_first ? 0 : layout.part_rows();
+}
+
+TiledTensor tiled_half(const AttentionProblem& problem, const Rows& rows, Half half, int heads,
+                       int dim, unsigned box_rows, unsigned box_slabs) {
+  const geometry::Layout& layout = problem.layout;
+  const auto bytes = [](std::int64_t stride, std::int64_t extent) {
+    return static_cast<u64>(extent > 1 ? stride : kUnusedStride) * kElementBytes;
+  };
+  TiledTensor t;
+  t.data =
+      static_cast<const unsigned short*>(rows.data) + first_row(layout, half) * rows.row_stride;
+  t.rank = 5;
+  t.swizzle = Swizzle::k128;
+  const int slabs = (dim + 63) / 64;
+  const u64 dims[] = {static_cast<u64>(std::min(dim, 64)), static_cast<u64>(layout.part_rows()),
+                      static_cast<u64>(slabs), static_cast<u64>(heads),
+                      static_cast<u64>(layout.batch)};
+  const u64 strides[] = {bytes(rows.row_stride, layout.joint_rows), 64 * kElementBytes,
+                         bytes(rows.head_stride, heads), bytes(rows.batch_stride, layout.batch)};
+  const unsigned box[] = {64, box_rows, box_slabs, 1, 1};
+  std::copy(std::begin(dims), std::end(dims), t.dims);
+  std::copy(std::begin(strides), std::end(strides), t.strides);
+  std::copy(std::begin(box), std::end(box), t.box);
+  return t;
+}
+
+}  // namespace stepwell::cuda
