@@ -49,18 +49,19 @@ def test_compile_fills_a_folder(cli, tmp_path):
     first = cli(*args, tmp_path / "cubins")
     rows = rows_of(first)
     # Forward, backward and its two passes over rows; two head dims; two architectures. And Hopper's
-    # own forward kernel, for blocks that divide its strips and for any.
-    assert len(rows) == 20
-    assert len(set(rows)) == 20
-    assert sum("sm_90a" in row for row in rows) == 12
-    assert "20 compiled, 0 kept" in first.stdout
+    # own: forward, for blocks that divide its strips and for any; backward; what comes before it,
+    # for any block, for those that divide its tiles, and for the latter with grouped heads.
+    assert len(rows) == 28
+    assert len(set(rows)) == 28
+    assert sum("sm_90a" in row for row in rows) == 20
+    assert "28 compiled, 0 kept" in first.stdout
     files = sorted(path.name for path in (tmp_path / "cubins").iterdir())
-    assert len(files) == 20
+    assert len(files) == 28
     assert not (tmp_path / "cache").exists()
 
     second = cli(*args, tmp_path / "cubins")
-    assert "0 compiled, 20 kept" in second.stdout
-    assert len(rows_of(second)) == 20
+    assert "0 compiled, 28 kept" in second.stdout
+    assert len(rows_of(second)) == 28
     assert sorted(path.name for path in (tmp_path / "cubins").iterdir()) == files
 
 
