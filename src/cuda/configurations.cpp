@@ -68,7 +68,8 @@ bool has_registers(const ForwardTiles& tiles, const KernelTraits& traits,
   const bool plain = !traits.softcap && head_dim == head_dim_v;
   if (tiles.ctas_per_sm == 3) return plain && !traits.dropout && head_dim == 64;
   const bool early = limits.major >= 10 || traits.softcap;  // spills a little earlier
-  if (early && tiles.tile_kv == 64 && head_dim_v > 96 && !plain) return false;
+  const int widest = limits.major >= 10 && traits.softcap ? 64 : 96;
+  if (early && tiles.tile_kv == 64 && head_dim_v > widest && !plain) return false;
   if (traits.dropout) return head_dim_v <= 64 && tiles.tile_kv == 32;
   return head_dim_v <= 128;
 }
