@@ -12,9 +12,7 @@ namespace {
 KernelTraits traits_of(const AttentionProblem& problem) {
   return {.head_dim = problem.head_dim,
           .head_dim_v = problem.head_dim_v,
-          .element = problem.dtype == DType::kBFloat16  ? Element::kBFloat16
-                     : problem.dtype == DType::kFloat16 ? Element::kFloat16
-                                                        : Element::kFloat32,
+          .element = element_of(problem),
           .softcap = problem.softcap > 0.0,
           .dropout = problem.dropout_p > 0.0,
           .deterministic = problem.deterministic};
@@ -24,12 +22,22 @@ std::string describe(const AttentionKernel& kernel, int warps, int ctas_per_sm) 
   return fmt::format("{}, {} warps, {} CTAs an SM", spec_of(kernel).name, warps, ctas_per_sm);
 }
 
+std::string describe_persistent(const AttentionKernel& kernel, int threads) {
+  return fmt::format("{}, {} warps, persistent CTAs", spec_of(kernel).name, threads / 32);
+}
+
 bool is_f32(const AttentionProblem& problem) { return problem.dtype == DType::kFloat32; }
 
 template <typename Params>
 void launch(const AttentionKernel& kernel, const Params& params, Launcher& launcher) {
   const std::int64_t ctas = params.grid.ctas();
   if (ctas > 0) launcher.launch(kernel, ctas, &params, sizeof(params));
+}
+
+/// Of kernels for sm_90a, whose parameters say how many CTAs there are.
+template <typename Params>
+void launch_ctas(const AttentionKernel& kernel, const Params& params, Launcher& launcher) {
+  if (params.grid.ctas() > 0) launcher.launch(kernel, params.ctas, &params, sizeof(params));
 }
 
 void backward_f32(const AttentionProblem& problem, std::byte* workspace, Launcher& launcher) {
@@ -45,15 +53,11 @@ void backward_f32(const AttentionProblem& problem, std::byte* workspace, Launche
   launch(BackwardDkvF32Kernel{dkv}, params, launcher);
 }
 
-void launch(const AttentionKernel& kernel, const BackwardSm90Params& params, Launcher& launcher) {
-  if (params.grid.ctas() > 0) launcher.launch(kernel, params.ctas, &params, sizeof(params));
-}
-
 void backward_sm90(const AttentionProblem& problem, std::byte* workspace, Launcher& launcher) {
   const BackwardSm90Config config = backward_sm90_config(problem);
   BackwardSm90Launches launches = backward_sm90_params(problem, config, workspace, launcher);
-  launch(BackwardRowsSm90Kernel{backward_rows_sm90_config(problem)}, launches.rows, launcher);
-  launch(BackwardSm90Kernel{config}, launches.main, launcher);
+  launch_ctas(BackwardRowsSm90Kernel{backward_rows_sm90_config(problem)}, launches.rows, launcher);
+  launch_ctas(BackwardSm90Kernel{config}, launches.main, launcher);
   const RowsConfig finish = finish_config(traits_of(problem));
   launches.finish.grid = query_grid(problem, finish.tile_rows());
   launch(FinishKernel{finish}, launches.finish, launcher);
@@ -75,15 +79,14 @@ void forward(const AttentionProblem& problem, Launcher& launcher) {
     launch(ForwardF32Kernel{config}, forward_params_f32(problem, config), launcher);
     return;
   }
-  if (forward_sm90_takes(problem, launcher.limits())) {
+  const DeviceLimits limits = launcher.limits();
+  if (forward_sm90_takes(problem, limits)) {
     const ForwardSm90Config config = forward_sm90_config(problem);
-    const ForwardSm90Params params = forward_sm90_params(problem, config, launcher);
-    if (params.grid.ctas() > 0) {
-      launcher.launch(ForwardSm90Kernel{config}, params.ctas, &params, sizeof(params));
-    }
+    launch_ctas(ForwardSm90Kernel{config}, forward_sm90_params(problem, config, launcher),
+                launcher);
     return;
   }
-  const ForwardConfig config = forward_config(traits_of(problem), launcher.limits());
+  const ForwardConfig config = forward_config(traits_of(problem), limits);
   launch(ForwardKernel{config}, forward_params(problem, config), launcher);
 }
 
@@ -92,12 +95,13 @@ void backward(const AttentionProblem& problem, std::byte* workspace, Launcher& l
     backward_f32(problem, workspace, launcher);
     return;
   }
-  if (backward_sm90_takes(problem, launcher.limits())) {
+  const DeviceLimits limits = launcher.limits();
+  if (backward_sm90_takes(problem, limits)) {
     backward_sm90(problem, workspace, launcher);
     return;
   }
   const KernelTraits traits = traits_of(problem);
-  const BackwardConfig config = backward_config(traits, launcher.limits());
+  const BackwardConfig config = backward_config(traits, limits);
   BackwardParams params = backward_params(problem, config, workspace);
 
   const RowsConfig prepare = prepare_config(traits);
@@ -108,7 +112,7 @@ void backward(const AttentionProblem& problem, std::byte* workspace, Launcher& l
   launch(BackwardKernel{config}, params, launcher);
 
   if (traits.deterministic) {
-    const BackwardDqConfig dq = backward_dq_config(traits, launcher.limits());
+    const BackwardDqConfig dq = backward_dq_config(traits, limits);
     params.grid = query_grid(problem, dq.tile_q());
     launch(BackwardDqKernel{dq}, params, launcher);
     return;
@@ -152,8 +156,8 @@ std::string describe_forward(const AttentionProblem& problem, const DeviceLimits
     return "cuda " + describe(ForwardF32Kernel{config}, F32Config::kWarps, config.ctas_per_sm);
   }
   if (forward_sm90_takes(problem, limits)) {
-    return fmt::format("cuda {}, 12 warps, persistent CTAs",
-                       spec_of(ForwardSm90Kernel{forward_sm90_config(problem)}).name);
+    const ForwardSm90Config config = forward_sm90_config(problem);
+    return "cuda " + describe_persistent(ForwardSm90Kernel{config}, config.threads());
   }
   const ForwardConfig config = forward_config(traits_of(problem), limits);
   return "cuda " + describe(ForwardKernel{config}, config.warps, config.ctas_per_sm);
@@ -166,8 +170,8 @@ std::string describe_backward(const AttentionProblem& problem, const DeviceLimit
     return "cuda " + describe(BackwardDkvF32Kernel{config}, F32Config::kWarps, config.ctas_per_sm);
   }
   if (backward_sm90_takes(problem, limits)) {
-    return fmt::format("cuda {}, 12 warps, persistent CTAs",
-                       spec_of(BackwardSm90Kernel{backward_sm90_config(problem)}).name);
+    const BackwardSm90Config config = backward_sm90_config(problem);
+    return "cuda " + describe_persistent(BackwardSm90Kernel{config}, config.threads());
   }
   const BackwardConfig config = backward_config(traits, limits);
   std::string text = "cuda " + describe(BackwardKernel{config}, config.warps, config.ctas_per_sm);

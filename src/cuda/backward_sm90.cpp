@@ -1,6 +1,5 @@
 #include "cuda/backward_sm90.hpp"
 
-#include <algorithm>
 #include <cmath>
 
 #include "cuda/joint_tensors.hpp"
@@ -12,9 +11,6 @@ namespace {
 using geometry::Half;
 
 constexpr std::size_t kAlignment = 64;
-
-// One CTA on each SM; where their number is not known, any will do.
-constexpr int kUnknownSms = 132;
 
 i64 row_tiles(const AttentionProblem& problem) {
   return geometry::ceil_div<i64>(problem.layout.part_rows(), kSm90BackwardRows);
@@ -59,20 +55,12 @@ QuerySums finish_sums(const AttentionProblem& problem, const BackwardSm90Config&
 }  // namespace
 
 bool backward_sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits) {
-  const HalfTensors& tensors = problem.halves[0];  // joint: those of both halves
-  const bool dims = problem.head_dim == 128 ? problem.head_dim_v == 128
-                                            : problem.head_dim <= 64 && problem.head_dim_v <= 64;
-  return limits.warpgroups && is_joint_of_one_view(problem) && dims && !problem.deterministic &&
-         problem.softcap == 0.0 && problem.dropout_p == 0.0 &&
-         has_map(problem, tensors.q, problem.heads_q) &&
-         has_map(problem, tensors.k, problem.heads_kv) &&
-         has_map(problem, tensors.v, problem.heads_kv) &&
-         has_map(problem, tensors.dout, problem.heads_q);
+  return sm90_takes(problem, limits) && !problem.deterministic &&
+         has_map(problem, problem.halves[0].dout, problem.heads_q);
 }
 
 BackwardSm90Config backward_sm90_config(const AttentionProblem& problem) {
-  return {.head_dim = problem.head_dim == 128 ? 128 : 64,
-          .element = problem.dtype == DType::kBFloat16 ? Element::kBFloat16 : Element::kFloat16};
+  return {.head_dim = sm90_head_dim(problem), .element = element_of(problem)};
 }
 
 BackwardRowsSm90Config backward_rows_sm90_config(const AttentionProblem& problem) {
@@ -98,8 +86,7 @@ BackwardSm90Launches backward_sm90_params(const AttentionProblem& problem,
   if (p.grid.ctas() == 0) return launches;
   const bool diagonal = backward_rows_sm90_config(problem).diagonal;
   p.items = static_cast<i32>((diagonal ? 1 : 2) * p.grid.ctas());
-  const int sms = launcher.limits().sms;
-  p.ctas = std::min(p.items, sms > 0 ? sms : kUnknownSms);
+  p.ctas = persistent_ctas(p.items, launcher.limits());
   const auto slabs = static_cast<unsigned>(config.slabs());
   const HalfTensors& tensors = problem.halves[0];
   for (const Half half : {Half::kNoisy, Half::kClean}) {
@@ -133,12 +120,7 @@ BackwardSm90Launches backward_sm90_params(const AttentionProblem& problem,
   p.next_item = reinterpret_cast<unsigned*>(workspace + arrays.next_item);
   p.row_values = reinterpret_cast<float*>(workspace + arrays.row_values);
   p.dq_sum = reinterpret_cast<float*>(workspace + arrays.dq_sum);
-  p.lengths = layout.seqused_noisy;  // joint layouts: of both halves
-  p.by_block = geometry::make_divisor(layout.mask.block_size);
-  p.block_size = layout.mask.block_size;
-  p.clean_causal = layout.mask.clean == geometry::CleanRule::kCausal;
-  p.noisy_causal = layout.mask.noisy == geometry::NoisyRule::kCausal;
-  p.rows = static_cast<i32>(layout.part_rows());
+  set_joint_layout(problem, p);
   p.row_tiles = static_cast<i32>(row_tiles(problem));
   p.heads_q = problem.heads_q;
   p.heads_kv = problem.heads_kv;

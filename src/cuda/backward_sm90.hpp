@@ -9,8 +9,8 @@
 
 namespace stepwell::cuda {
 
-/// Whether the kernel does this problem on a GPU of these limits: as forward_sm90_takes() with any
-/// softmax_scale, not deterministic. Other problems are attention_backward_sm80's.
+/// Whether the kernel does this problem on a GPU of these limits: sm90_takes(), and not
+/// deterministic. Other problems are attention_backward_sm80's.
 bool backward_sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits);
 
 /// Of a problem that it takes.

@@ -299,23 +299,27 @@ F32Config backward_dkv_f32_config(const KernelTraits& traits, const DeviceLimits
 
 // ----------------------------------------------------------------------------------------- listing
 
-std::vector<AttentionKernel> all_kernels(const DeviceLimits& limits) {
+std::vector<AttentionKernel> sm90_kernels() {
   std::vector<AttentionKernel> kernels;
   for (const Element element : {Element::kBFloat16, Element::kFloat16}) {
-    if (limits.warpgroups) {
-      for (const int head_dim : {64, 128}) {
-        for (const bool small_blocks : {false, true}) {
-          kernels.emplace_back(ForwardSm90Kernel{{head_dim, element, small_blocks}});
-        }
+    for (const int head_dim : {64, 128}) {
+      for (const bool small_blocks : {false, true}) {
+        kernels.emplace_back(ForwardSm90Kernel{{head_dim, element, small_blocks}});
       }
-      for (const int head_dim : {64, 128}) {
-        kernels.emplace_back(BackwardSm90Kernel{{head_dim, element}});
-        for (const auto& [diagonal, grouped] :
-             {std::pair{false, false}, {true, false}, {true, true}}) {
-          kernels.emplace_back(BackwardRowsSm90Kernel{{head_dim, element, diagonal, grouped}});
-        }
+      kernels.emplace_back(BackwardSm90Kernel{{head_dim, element}});
+      for (const auto& [diagonal, grouped] :
+           {std::pair{false, false}, {true, false}, {true, true}}) {
+        kernels.emplace_back(BackwardRowsSm90Kernel{{head_dim, element, diagonal, grouped}});
       }
     }
+  }
+  return kernels;
+}
+
+std::vector<AttentionKernel> all_kernels(const DeviceLimits& limits) {
+  std::vector<AttentionKernel> kernels;
+  if (limits.warpgroups) kernels = sm90_kernels();
+  for (const Element element : {Element::kBFloat16, Element::kFloat16}) {
     for (const int head_dim : kNativeHeadDims) {
       for (const int head_dim_v : kNativeHeadDims) {
         for (const bool softcap : {false, true}) {

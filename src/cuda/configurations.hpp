@@ -48,6 +48,9 @@ F32Config forward_f32_config(const KernelTraits& traits, const DeviceLimits& lim
 F32Config backward_dq_f32_config(const KernelTraits& traits, const DeviceLimits& limits);
 F32Config backward_dkv_f32_config(const KernelTraits& traits, const DeviceLimits& limits);
 
+/// Every kernel for sm_90a.
+std::vector<AttentionKernel> sm90_kernels();
+
 /// Every kernel that a GPU of these limits can be asked for.
 std::vector<AttentionKernel> all_kernels(const DeviceLimits& limits);
 

@@ -7,11 +7,8 @@
 
 namespace stepwell::cuda {
 
-/// Whether the kernel does this problem on a GPU of these limits: one with warpgroups, a joint
-/// layout of one view that is not packed, blocks from position 0, clean rows that see blocks or
-/// their past, tensors that tensor maps can describe, 16 bits, head dims of 128 or up to 64, a
-/// softmax_scale that is not negative, no softcap and no dropout. Other problems are
-/// attention_forward_sm80's.
+/// Whether the kernel does this problem on a GPU of these limits: sm90_takes(), with a
+/// softmax_scale that is not negative. Other problems are attention_forward_sm80's.
 bool forward_sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits);
 
 /// Of a problem that it takes.

@@ -16,6 +16,9 @@ using u64 = unsigned long long;  // as TiledTensor has it
 constexpr u64 kElementBytes = 2;
 constexpr u64 kLargestStride = u64{1} << 40;  // of a tensor map, in bytes; not included
 
+// Where the number of SMs is not known, any will do.
+constexpr int kUnknownSms = 132;
+
 /// What the strides of a map are where they never count.
 constexpr std::int64_t kUnusedStride = 64;
 
@@ -25,8 +28,6 @@ bool has_stride(std::int64_t stride, std::int64_t extent) {
   return stride > 0 && bytes % 16 == 0 && bytes < kLargestStride;
 }
 
-}  // namespace
-
 bool is_joint_of_one_view(const AttentionProblem& problem) {
   const geometry::Layout& layout = problem.layout;
   const geometry::SampleMask& mask = layout.mask;
@@ -34,6 +35,25 @@ bool is_joint_of_one_view(const AttentionProblem& problem) {
          !layout.packed() && mask.num_views == 1 && mask.clean_window == 0 && mask.origin == 0 &&
          mask.block_ranges == nullptr && layout.origins == nullptr &&
          (mask.clean == CleanRule::kBlock || mask.clean == CleanRule::kCausal);
+}
+
+}  // namespace
+
+bool sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits) {
+  const bool dims = problem.head_dim == 128 ? problem.head_dim_v == 128
+                                            : problem.head_dim <= 64 && problem.head_dim_v <= 64;
+  const HalfTensors& tensors = problem.halves[0];  // joint: those of both halves
+  return limits.warpgroups && is_joint_of_one_view(problem) && dims && problem.softcap == 0.0 &&
+         problem.dropout_p == 0.0 && has_map(problem, tensors.q, problem.heads_q) &&
+         has_map(problem, tensors.k, problem.heads_kv) &&
+         has_map(problem, tensors.v, problem.heads_kv);
+}
+
+int sm90_head_dim(const AttentionProblem& problem) { return problem.head_dim == 128 ? 128 : 64; }
+
+std::int32_t persistent_ctas(std::int64_t items, const DeviceLimits& limits) {
+  return static_cast<std::int32_t>(
+      std::min<std::int64_t>(items, limits.sms > 0 ? limits.sms : kUnknownSms));
 }
 
 bool has_map(const AttentionProblem& problem, const Rows& rows, int heads) {

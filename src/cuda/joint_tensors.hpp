@@ -4,12 +4,33 @@
 #include <cstdint>
 
 #include "core/problem.hpp"
+#include "cuda/limits.hpp"
 #include "cuda/tensor_map.hpp"
 
 namespace stepwell::cuda {
 
-/// 16 bits, one view, not packed, blocks from position 0, clean rows that see blocks or their past.
-bool is_joint_of_one_view(const AttentionProblem& problem);
+/// What all kernels for sm_90a need: a GPU with warpgroups, a joint layout of one view that is not
+/// packed, blocks from position 0, clean rows that see blocks or their past, 16 bits, head dims of
+/// 128 or up to 64, q, k and v that tensor maps can describe, no softcap and no dropout.
+bool sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits);
+
+/// Of those kernels: 64 or 128, that of q, k and v or the next.
+int sm90_head_dim(const AttentionProblem& problem);
+
+/// One on each SM, or fewer.
+std::int32_t persistent_ctas(std::int64_t items, const DeviceLimits& limits);
+
+/// What the parameters of those kernels say of the layout and its mask, but for each half.
+template <typename Params>
+void set_joint_layout(const AttentionProblem& problem, Params& p) {
+  const geometry::Layout& layout = problem.layout;
+  p.lengths = layout.seqused_noisy;  // joint layouts: of both halves
+  p.by_block = geometry::make_divisor(layout.mask.block_size);
+  p.block_size = layout.mask.block_size;
+  p.clean_causal = layout.mask.clean == geometry::CleanRule::kCausal;
+  p.noisy_causal = layout.mask.noisy == geometry::NoisyRule::kCausal;
+  p.rows = static_cast<std::int32_t>(layout.part_rows());
+}
 
 /// Whether tensor maps can describe the halves of `rows`.
 bool has_map(const AttentionProblem& problem, const Rows& rows, int heads);

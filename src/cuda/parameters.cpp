@@ -217,6 +217,12 @@ FloatRows float_rows(const RowValues& values) {
   return {values.data, values.batch_stride, values.head_stride, values.row_stride};
 }
 
+Element element_of(const AttentionProblem& problem) {
+  return problem.dtype == DType::kBFloat16  ? Element::kBFloat16
+         : problem.dtype == DType::kFloat16 ? Element::kFloat16
+                                            : Element::kFloat32;
+}
+
 TileGrid query_grid(const AttentionProblem& problem, int tile_rows) {
   const geometry::Layout& layout = problem.layout;
   const int views = layout.mask.num_views;

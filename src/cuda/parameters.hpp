@@ -19,6 +19,8 @@ void set_rows(const Rows& rows, ElementRows<T>& to) {
 
 FloatRows float_rows(const RowValues& values);
 
+Element element_of(const AttentionProblem& problem);
+
 struct Scales {
   float scale_log2;  // of scores, or of the cap: with its sign
   float softcap_scale;

@@ -1,9 +1,7 @@
-// Which problems attention_backward_sm90 takes, and what its launches get for them.
+// What the launches of attention_backward_sm90 get for a problem.
 #include "cuda/backward_sm90.hpp"
 
 #include <gtest/gtest.h>
-
-#include <functional>
 
 #include "cuda/backend.hpp"
 #include "cuda/configurations.hpp"
@@ -16,52 +14,6 @@ namespace {
 
 constexpr Heads kHeads{8, 2, 128, 128};
 const DeviceLimits kHopper = limits_of(9, 0);
-
-bool takes(const std::function<void(AttentionProblem&)>& change, Heads heads = kHeads) {
-  AttentionProblem problem = batched_problem(3, 300, 1, heads);
-  change(problem);
-  return backward_sm90_takes(problem, kHopper);
-}
-
-TEST(BackwardSm90, TakesJointLayoutsOfOneView) {
-  EXPECT_TRUE(takes([](AttentionProblem&) {}));
-  EXPECT_TRUE(takes([](AttentionProblem& p) { p.dtype = DType::kFloat16; }));
-  EXPECT_TRUE(takes([](AttentionProblem& p) { p.layout.clean_first = true; }));
-  EXPECT_TRUE(takes([](AttentionProblem& p) { p.layout.mask.block_size = 37; }));
-  EXPECT_TRUE(takes([](AttentionProblem& p) { p.layout.seqused_noisy = array(4096); }));
-  EXPECT_TRUE(
-      takes([](AttentionProblem& p) { p.layout.mask.clean = geometry::CleanRule::kCausal; }));
-  EXPECT_TRUE(
-      takes([](AttentionProblem& p) { p.layout.mask.noisy = geometry::NoisyRule::kCausal; }));
-  EXPECT_TRUE(takes([](AttentionProblem& p) { p.softmax_scale = -1.0; }));
-  EXPECT_TRUE(takes([](AttentionProblem&) {}, {7, 1, 128, 128}));
-}
-
-TEST(BackwardSm90, LeavesOtherProblems) {
-  EXPECT_FALSE(backward_sm90_takes(batched_problem(3, 300, 1, kHeads), limits_of(8, 0)));
-  EXPECT_FALSE(backward_sm90_takes(batched_problem(3, 300, 1, kHeads), limits_of(10, 0)));
-  EXPECT_FALSE(backward_sm90_takes(batched_problem(3, 300, 2, kHeads), kHopper));
-  EXPECT_FALSE(backward_sm90_takes(interleaved_problem(3, 300, kHeads), kHopper));
-  EXPECT_FALSE(backward_sm90_takes(sequence_problem(3, 300, 300, kHeads), kHopper));
-  EXPECT_FALSE(backward_sm90_takes(split_problem(3, 300, 300, 300, kHeads), kHopper));
-  for (const Heads heads : {Heads{8, 2, 128, 64},
-                            {8, 2, 64, 128},
-                            {8, 2, 96, 96},
-                            {8, 2, 256, 256},
-                            {8, 2, 120, 120}}) {
-    EXPECT_FALSE(takes([](AttentionProblem&) {}, heads)) << heads.dim;
-  }
-  EXPECT_FALSE(takes([](AttentionProblem& p) { p.dtype = DType::kFloat32; }));
-  EXPECT_FALSE(takes([](AttentionProblem& p) { p.deterministic = true; }));
-  EXPECT_FALSE(takes([](AttentionProblem& p) { p.softcap = 1.0; }));
-  EXPECT_FALSE(takes([](AttentionProblem& p) { p.dropout_p = 0.1; }));
-  EXPECT_FALSE(takes([](AttentionProblem& p) { p.layout.mask.origin = 1; }));
-  EXPECT_FALSE(takes([](AttentionProblem& p) { p.layout.origins = array(4096); }));
-  EXPECT_FALSE(takes([](AttentionProblem& p) { p.layout.mask.clean_window = 5; }));
-  // Tensors that no map describes.
-  EXPECT_FALSE(takes([](AttentionProblem& p) { p.halves[0].dout.row_stride = 0; }));
-  EXPECT_FALSE(takes([](AttentionProblem& p) { p.halves[0].k.head_stride *= -1; }));
-}
 
 /// Addresses of the workspace of a recorded call.
 std::byte* workspace() { return static_cast<std::byte*>(address(1 << 16)); }

@@ -106,22 +106,7 @@ std::vector<cuda::AttentionKernel> modelled_kernels() {
       }
     }
   }
-  for (const int head_dim : {64, 128}) {
-    for (const Element element : {Element::kBFloat16, Element::kFloat16}) {
-      for (const bool small_blocks : {false, true}) {
-        add(cuda::ForwardSm90Kernel{{head_dim, element, small_blocks}});
-      }
-    }
-  }
-  for (const Element element : {Element::kBFloat16, Element::kFloat16}) {
-    for (const int head_dim : {64, 128}) {
-      add(cuda::BackwardSm90Kernel{{head_dim, element}});
-      for (const auto& [diagonal, grouped] :
-           {std::pair{false, false}, {true, false}, {true, true}}) {
-        add(cuda::BackwardRowsSm90Kernel{{head_dim, element, diagonal, grouped}});
-      }
-    }
-  }
+  for (const cuda::AttentionKernel& kernel : cuda::sm90_kernels()) add(kernel);
   return kernels;
 }
 

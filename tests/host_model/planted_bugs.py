@@ -33,6 +33,7 @@ QUERY_ROWS = "cuda/attention/query_rows.cuh"
 SCORES = "cuda/attention/backward_scores.cuh"
 WALK = "cuda/attention/backward_walk.cuh"
 ROWS = "cuda/attention/backward_rows.cuh"
+ROW_VALUES = "cuda/attention/row_values.cuh"
 SUMS = "cuda/attention/query_sums.hpp"
 FORWARD_F32 = "cuda/attention/forward_f32.cuh"
 BACKWARD_F32 = "cuda/attention/backward_f32.cuh"
@@ -444,7 +445,7 @@ BUGS = [
     backward("sums of dQ not cleared", ROWS, "ptx::st_global_v4(sums + i, {0, 0, 0, 0});", ""),
     backward(
         "shuffle step dropped in delta",
-        ROWS,
+        ROW_VALUES,
         "step < kLanes; step *= 2",
         "step < kLanes / 2; step *= 2",
     ),

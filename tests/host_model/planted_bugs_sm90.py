@@ -5,6 +5,7 @@ from __future__ import annotations
 KERNEL = "cuda/attention/forward_sm90.cuh"
 PRODUCERS = "cuda/attention/forward_sm90_producers.cuh"
 ITEMS = "cuda/attention/forward_sm90_items.cuh"
+WARPS = "cuda/attention/warps_sm90.cuh"
 RUNNING = "cuda/tile/running_softmax.cuh"
 
 # Cases of the operator table: several strips, every way in which tiles are combined, samples that
@@ -31,7 +32,7 @@ CASES = [
     "strips_large_logits",
 ]
 
-STEP_WAITS = "ptx::wgmma_wait_group<1>(s); release_k(); const bool moved ="
+TURN_WAITS = "end_turn(); ptx::wgmma_wait_group<1>(s); release_k(); }"
 STEP_ENDS = "ptx::wgmma_wait_group<0>(o, in_flight); release_v(); if (moved) rescale_output(); };"
 
 BUGS = [
@@ -65,14 +66,14 @@ BUGS = [
     {
         "name": "no wait for V",
         "path": KERNEL,
-        "old": "issue_scores(s); wait_v(); issue_output(in_flight);",
-        "new": "issue_scores(s); issue_output(in_flight);",
+        "old": "issue_scores(s); wait_v(); issue_output(a);",
+        "new": "issue_scores(s); issue_output(a);",
     },
     {
         "name": "K released while it is read",
         "path": KERNEL,
-        "old": STEP_WAITS,
-        "new": "release_k(); ptx::wgmma_wait_group<1>(s); const bool moved =",
+        "old": TURN_WAITS,
+        "new": "end_turn(); release_k(); ptx::wgmma_wait_group<1>(s); }",
     },
     {
         "name": "V released while it is read",
@@ -108,10 +109,11 @@ BUGS = [
     {
         "name": "item's place released before it is read",
         "path": KERNEL,
-        "old": "const StripItem item = load_item(shared + kPlan.items + 32 * slot);"
+        "old": "const StripItem item = load_item<StripItem>(shared + kPlan.items + 32 * slot);"
         " ptx::syncwarp(); if (lane == 0) ptx::mbarrier_arrive(barriers.q_empty(slot));",
         "new": "if (lane == 0) ptx::mbarrier_arrive(barriers.q_empty(slot));"
-        " const StripItem item = load_item(shared + kPlan.items + 32 * slot); ptx::syncwarp();",
+        " const StripItem item = load_item<StripItem>(shared + kPlan.items + 32 * slot);"
+        " ptx::syncwarp();",
     },
     {
         "name": "tiles passed over in another order than they are loaded",
@@ -129,8 +131,8 @@ BUGS = [
     {
         "name": "no wait for S",
         "path": KERNEL,
-        "old": STEP_WAITS,
-        "new": "release_k(); const bool moved =",
+        "old": TURN_WAITS,
+        "new": "end_turn(); release_k(); }",
         "quick": True,
     },
     {
@@ -243,7 +245,7 @@ BUGS = [
     },
     {
         "name": "a row of V cleared too few",
-        "path": PRODUCERS,
+        "path": WARPS,
         "old": "int i = valid * kPieces + lane",
         "new": "int i = (valid + 1) * kPieces + lane",
     },
@@ -437,19 +439,19 @@ BACKWARD_BUGS = [
     {
         "name": "stage of dO used again without a wait",
         "path": BACKWARD_PRODUCER,
-        "old": "wait_with_warp(barriers.dout_empty(stage), steps / kDoutStages % 2 ^ 1);",
+        "old": "wait_together(barriers.dout_empty(stage), steps / kDoutStages % 2 ^ 1);",
         "new": "",
     },
     {
         "name": "K and V of the next item without a wait",
         "path": BACKWARD_PRODUCER,
-        "old": "wait_with_warp(barriers.kv_empty(), items % 2 ^ 1);",
+        "old": "wait_together(barriers.kv_empty(), items % 2 ^ 1);",
         "new": "",
     },
     {
         "name": "item's place used again without a wait",
         "path": BACKWARD_PRODUCER,
-        "old": "wait_with_warp(barriers.item_empty(place), items / kItemStages % 2 ^ 1);",
+        "old": "wait_together(barriers.item_empty(place), items / kItemStages % 2 ^ 1);",
         "new": "",
     },
     {
@@ -594,7 +596,7 @@ BACKWARD_BUGS = [
     {
         "name": "64-byte rows of K without a token not cleared",
         "path": BACKWARD_PRODUCER,
-        "old": "clear_rows<kSm90BackwardKeys, 2, 64>(shared + kPlan.k_columns, valid);",
+        "old": "clear_rows<64>(shared + kPlan.k_columns + i * kPart, valid, kSm90BackwardKeys);",
         "new": "",
     },
     # ---- dS
@@ -627,13 +629,13 @@ BACKWARD_BUGS = [
     {
         "name": "rows without a token not cleared",
         "path": BACKWARD_PRODUCER,
-        "old": "clear_rows<kRows, C.slabs()>(to, valid);",
-        "new": "",
+        "old": "clear_rows(to + slab * kRows * 128, valid, kRows);",
+        "new": ";",
         "quick": True,
     },
     {
         "name": "a row cleared too few",
-        "path": BACKWARD_PRODUCER,
+        "path": WARPS,
         "old": "int i = valid * kPieces + lane",
         "new": "int i = (valid + 1) * kPieces + lane",
     },
@@ -652,13 +654,14 @@ BACKWARD_BUGS = [
     {
         "name": "no wait before rows are cleared",
         "path": BACKWARD_PRODUCER,
-        "old": "wait_with_warp(barrier, ragged_parity);",
+        "old": "wait_together(barrier, ragged_parity);",
         "new": "",
     },
     {
         "name": "items without a token not written",
         "path": BACKWARD_PRODUCER,
-        "old": "write_zero_keys<32>(p, p.dk, p.head_dim, item, item.first_key, end);",
+        "old": "write_zero_rows<kThreads>(p.dk, item.sample, item.head_kv, row, end - first,"
+        " p.head_dim, thread);",
         "new": "",
     },
     {
@@ -780,8 +783,8 @@ BACKWARD_BUGS = [
     {
         "name": "diagonal: no proxy fence after rows are cleared",
         "path": BACKWARD_ROWS,
-        "old": "valid); } ptx::fence_proxy_async(); }",
-        "new": "valid); } }",
+        "old": "valid, kRows); } } ptx::fence_proxy_async(); }",
+        "new": "valid, kRows); } } }",
     },
     {
         "name": "diagonal: no proxy fence after dS is stored",
@@ -848,7 +851,7 @@ BACKWARD_BUGS = [
     {
         "name": "diagonal: tiles without a token not written",
         "path": BACKWARD_ROWS,
-        "old": "write_zero_keys<C.threads()>(p, p.dv, p.head_dim_v, keys, first, end);",
+        "old": "write_zero_keys<C.threads()>(p, keys, first, end);",
         "new": "",
     },
 ]

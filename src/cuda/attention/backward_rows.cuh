@@ -5,6 +5,7 @@
 #include "cuda/attention/backward_config.hpp"
 #include "cuda/attention/params.hpp"
 #include "cuda/attention/query_rows.cuh"
+#include "cuda/attention/row_values.cuh"
 #include "cuda/ptx/sm80.cuh"
 #include "cuda/tile/copy.cuh"
 #include "cuda/tile/transpose.cuh"
@@ -34,19 +35,12 @@ __device__ __forceinline__ void attention_backward_prepare(const BackwardParams&
     const i32 row = base + thread / kLanes;
     const bool inside = row < rows.valid.end;
     const i64 at = rows.first + (inside ? row : rows.valid.begin);
-    float sum = 0.0f;
-    if (inside && lane * 8 < p.head_dim_v) {
-      const U32x4 a = ptx::ld_global_v4(out.at(batch, at, rows.head) + lane * 8);
-      const U32x4 b = ptx::ld_global_v4(dout.at(batch, at, rows.head) + lane * 8);
-      sum = ptx::dot_x2<C.element>(a.x, b.x) + ptx::dot_x2<C.element>(a.y, b.y) +
-            ptx::dot_x2<C.element>(a.z, b.z) + ptx::dot_x2<C.element>(a.w, b.w);
-    }
-#pragma unroll
-    for (u32 step = 1; step < kLanes; step *= 2) sum += ptx::shfl_xor_f32(sum, step);
+    float sum =
+        row_product<C.element, kLanes>(out, dout, batch, at, rows.head, lane, inside, p.head_dim_v);
     if (!inside) continue;
     if (lane == 0) {
       if (p.dlse[h].data != nullptr) sum -= *p.dlse[h].at(batch, rows.head, at);
-      const float lse = *p.lse[h].at(batch, rows.head, at) * 1.4426950408889634f;
+      const float lse = *p.lse[h].at(batch, rows.head, at) * kLog2OfE;
       ptx::st_global_v2(p.row_values[h].at(batch, rows.head) + (padded + row) * 2, lse, sum);
     }
   }

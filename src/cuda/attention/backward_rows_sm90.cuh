@@ -16,7 +16,7 @@
 
 #include "cuda/attention/backward_products_sm90.cuh"
 #include "cuda/attention/backward_sm90_producer.cuh"
-#include "cuda/ptx/sm90.cuh"
+#include "cuda/attention/row_values.cuh"
 
 namespace stepwell::cuda {
 
@@ -56,7 +56,7 @@ struct BackwardRows90 {
 
   /// The tile of a query head, in the workspace.
   __device__ __forceinline__ i64 number(i32 head) const {
-    return ((i64{keys.sample} * p.heads_q + head) * 2 + half) * p.row_tiles + tile;
+    return row_tile_number(p, keys.sample, head, half, tile);
   }
 
   /// delta = sum of dout * out - dlse, and log-sum-exp in units of log 2; to shared memory too
@@ -69,20 +69,13 @@ struct BackwardRows90 {
       const i32 row = base + static_cast<i32>(thread / kLanes);
       const bool inside = first + row < keys.len;
       const i64 at = p.first_row[half] + first + row;
-      float sum = 0.0f;
-      if (inside && static_cast<i32>(lane) * 8 < p.head_dim_v) {
-        const U32x4 a = ptx::ld_global_v4(p.out.at(keys.sample, at, head) + lane * 8);
-        const U32x4 b = ptx::ld_global_v4(p.dout_rows.at(keys.sample, at, head) + lane * 8);
-        sum = ptx::dot_x2<C.element>(a.x, b.x) + ptx::dot_x2<C.element>(a.y, b.y) +
-              ptx::dot_x2<C.element>(a.z, b.z) + ptx::dot_x2<C.element>(a.w, b.w);
-      }
-#pragma unroll
-      for (u32 step = 1; step < kLanes; step *= 2) sum += ptx::shfl_xor_f32(sum, step);
+      float sum = row_product<C.element, kLanes>(p.out, p.dout_rows, keys.sample, at, head, lane,
+                                                 inside, p.head_dim_v);
       if (lane != 0) continue;
       float lse = ptx::float_of(0x7f800000u);
       if (inside) {
         if (p.dlse.data != nullptr) sum -= *p.dlse.at(keys.sample, head, at);
-        lse = *p.lse.at(keys.sample, head, at) * 1.4426950408889634f;
+        lse = *p.lse.at(keys.sample, head, at) * kLog2OfE;
       }
       values[row] = lse;
       values[kRows + row] = sum;
@@ -131,7 +124,10 @@ struct BackwardRows90 {
     if (valid < kRows && keys.len < p.rows) {
       const u32 warp = thread / 32;
       if (warp < 2 || with_keys) {
-        clear_rows<kRows, C.slabs()>(shared + kPlan.q + warp * C.tile_bytes(), valid);
+#pragma unroll 1
+        for (u32 slab = 0; slab < C.slabs(); ++slab) {
+          clear_rows(shared + kPlan.q + warp * C.tile_bytes() + slab * kSlabBytes, valid, kRows);
+        }
       }
       ptx::fence_proxy_async();
     }
@@ -251,8 +247,7 @@ struct BackwardRows90 {
     if (first >= keys.len) {  // no token: nobody reads row values and sums
       if (!diagonal) return;
       const i32 end = geometry::min_of(first + kRows, p.rows);
-      write_zero_keys<C.threads()>(p, p.dk, p.head_dim, keys, first, end);
-      write_zero_keys<C.threads()>(p, p.dv, p.head_dim_v, keys, first, end);
+      write_zero_keys<C.threads()>(p, keys, first, end);
       return;
     }
     if constexpr (C.diagonal) {

@@ -261,7 +261,7 @@ struct Backward90Consumer {
       add_dq(step - 1);
       // Both warpgroups' dQ have read dS, of this step and of the one before.
       ptx::mbarrier_wait_parity(barriers.ds_empty(stage), (step - 1) / kDsStages % 2);
-      const KeyItem item = load_key_item(item_at());
+      const KeyItem item = load_item<KeyItem>(item_at());
       // Through the rows of dS that the same warp writes.
       const i32 key = item.first_key + static_cast<i32>(group * 64 + warp * 16);
       ds_keys.template write<C.element>(dv, 1.0f, p, p.dv, p.head_dim_v, item, key);

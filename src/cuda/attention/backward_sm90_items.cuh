@@ -3,6 +3,7 @@
 
 #include "cuda/attention/backward_sm90_config.hpp"
 #include "cuda/attention/grid.cuh"
+#include "cuda/attention/warps_sm90.cuh"
 
 namespace stepwell::cuda {
 
@@ -20,8 +21,10 @@ __device__ __forceinline__ i32 block_start(const BackwardSm90Params& p, i32 at) 
   return geometry::divide(at, p.by_block) * p.block_size;
 }
 
-__device__ __forceinline__ i32 valid_tokens(const BackwardSm90Params& p, i32 sample) {
-  return p.lengths == nullptr ? p.rows : geometry::clamp_to(p.lengths[sample], 0, p.rows);
+/// Of a tile of query rows in the workspace.
+__device__ __forceinline__ i32 row_tile_number(const BackwardSm90Params& p, i32 sample, i32 head,
+                                               i32 half, i32 tile) {
+  return ((sample * p.heads_q + head) * 2 + half) * p.row_tiles + tile;
 }
 
 /// All of clean keys come before those of noisy ones: they are longer.

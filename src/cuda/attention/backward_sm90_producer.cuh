@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/attention/backward_sm90_items.cuh"
-#include "cuda/ptx/sm90.cuh"
+#include "cuda/tile/copy.cuh"
 
 namespace stepwell::cuda {
 
@@ -94,56 +94,15 @@ __device__ __forceinline__ void store_step(u32 at, const StepInfo& step) {
 /// Where a KeyItem has its first key and length, side by side.
 inline constexpr u32 kItemKeys = 8;
 
-__device__ __forceinline__ void store_item(u32 at, const KeyItem& item) {
-  ptx::st_shared_v4(at, {static_cast<u32>(item.steps), static_cast<u32>(item.sample),
-                         static_cast<u32>(item.first_key), static_cast<u32>(item.len)});
-  ptx::st_shared_v2(at + 16, item.head_kv, item.noisy);
-}
-
-__device__ __forceinline__ KeyItem load_key_item(u32 at) {
-  const U32x4 numbers = ptx::ld_shared_v4(at);
-  KeyItem item{static_cast<i32>(numbers.x),
-               static_cast<i32>(numbers.y),
-               static_cast<i32>(numbers.z),
-               static_cast<i32>(numbers.w),
-               0,
-               0};
-  ptx::ld_shared_v2(at + 16, item.head_kv, item.noisy);
-  return item;
-}
-
-/// Zeros in rows of `to` that belong to an item's keys and hold no token, by `kThreads` threads.
+/// Zeros in keys [first, end) of an item, which hold no token, by kThreads threads.
 template <int kThreads>
-__device__ __forceinline__ void write_zero_keys(const BackwardSm90Params& p, const HalfRows& to,
-                                                i32 dim, const KeyItem& item, i32 first, i32 end) {
-  const int thread = static_cast<int>(ptx::thread_index_again()) % kThreads;
-  const int chunks = dim / 8;
+__device__ __forceinline__ void write_zero_keys(const BackwardSm90Params& p, const KeyItem& item,
+                                                i32 first, i32 end) {
+  const int thread = static_cast<int>(ptx::thread_index_again());
   const i64 row = p.first_row[item.noisy != 0 ? 0 : 1] + first;
-  for (i32 i = thread; i < (end - first) * chunks; i += kThreads) {
-    ptx::st_global_v4(to.at(item.sample, row + i / chunks, item.head_kv) + i % chunks * 8,
-                      {0, 0, 0, 0});
-  }
-}
-
-/// Waits with the whole warp: a lane that came two phases late would wait for ever.
-__device__ __forceinline__ void wait_with_warp(u32 barrier, u32 parity) {
-  ptx::mbarrier_wait_parity(barrier, parity);
-  ptx::syncwarp();
-}
-
-/// Zeros over rows [valid, kRows) of a matrix in shared memory: rows that hold no token may have
-/// anything, and 0 times NaN is NaN. By one warp.
-template <int kRows, int kSlabs, int kRowBytes = 128>
-__device__ __forceinline__ void clear_rows(u32 to, i32 valid) {
-  constexpr int kPieces = kRowBytes / 16;
-  const int lane = static_cast<int>(ptx::thread_index_again()) % 32;
-#pragma unroll 1
-  for (int slab = 0; slab < kSlabs; ++slab) {
-#pragma unroll 1
-    for (int i = valid * kPieces + lane; i < kRows * kPieces; i += 32) {
-      ptx::st_shared_v4(to + slab * kRows * kRowBytes + 16 * i, {0, 0, 0, 0});
-    }
-  }
+  write_zero_rows<kThreads>(p.dk, item.sample, item.head_kv, row, end - first, p.head_dim, thread);
+  write_zero_rows<kThreads>(p.dv, item.sample, item.head_kv, row, end - first, p.head_dim_v,
+                            thread);
 }
 
 /// By the whole warp. K of an item before its first Q, V after it, dO after that.
@@ -183,9 +142,10 @@ struct Backward90Producer {
       load_extra(barrier);
     }
     if (!ragged) return;
-    wait_with_warp(barrier, ragged_parity);
+    wait_together(barrier, ragged_parity);
     ragged_parity ^= 1;
-    clear_rows<kRows, C.slabs()>(to, valid);
+#pragma unroll 1
+    for (u32 slab = 0; slab < C.slabs(); ++slab) clear_rows(to + slab * kRows * 128, valid, kRows);
     clear_extra(valid);
     ptx::fence_proxy_async();
     ptx::syncwarp();
@@ -194,7 +154,7 @@ struct Backward90Producer {
 
   /// The one at hand. Its numbers are read again and again: registers are short.
   __device__ __forceinline__ KeyItem item() const {
-    return load_key_item(shared + kPlan.items + 32 * ((items - 1) % kItemStages));
+    return load_item<KeyItem>(shared + kPlan.items + 32 * ((items - 1) % kItemStages));
   }
 
   __device__ __forceinline__ void load_k() {
@@ -214,7 +174,10 @@ struct Backward90Producer {
         },
         [&](i32 valid) {
           if constexpr (!C.splits_slab()) return;
-          clear_rows<kSm90BackwardKeys, 2, 64>(shared + kPlan.k_columns, valid);
+#pragma unroll 1
+          for (u32 i = 0; i < 2; ++i) {
+            clear_rows<64>(shared + kPlan.k_columns + i * kPart, valid, kSm90BackwardKeys);
+          }
         });
   }
   __device__ __forceinline__ void load_v() {
@@ -239,11 +202,10 @@ struct Backward90Producer {
         break;
       }
       const i32 end = geometry::min_of(item.first_key + kSm90BackwardKeys, p.rows);
-      write_zero_keys<32>(p, p.dk, p.head_dim, item, item.first_key, end);
-      write_zero_keys<32>(p, p.dv, p.head_dim_v, item, item.first_key, end);
+      write_zero_keys<32>(p, item, item.first_key, end);
     }
     const u32 place = items % kItemStages;
-    wait_with_warp(barriers.item_empty(place), items / kItemStages % 2 ^ 1);
+    wait_together(barriers.item_empty(place), items / kItemStages % 2 ^ 1);
     if (leader) {
       store_item(shared + kPlan.items + 32 * place, item);
       ptx::mbarrier_arrive(barriers.item_full(place));
@@ -255,7 +217,7 @@ struct Backward90Producer {
   __device__ __forceinline__ void run() {
     while (true) {
       if (!claim()) return;
-      wait_with_warp(barriers.kv_empty(), items % 2 ^ 1);
+      wait_together(barriers.kv_empty(), items % 2 ^ 1);
       ++items;
       load_k();
       bool first = true;
@@ -275,11 +237,11 @@ struct Backward90Producer {
   }
 
   __device__ __forceinline__ void load_step(i32 group_head, i32 half, i32 tile, bool first) {
-    wait_with_warp(barriers.q_empty(q.stage), q.parity ^ 1);
+    wait_together(barriers.q_empty(q.stage), q.parity ^ 1);
     {
       const KeyItem item = this->item();
       const StepRows rows{item.head_kv * p.group() + group_head, half, tile * kSm90BackwardRows};
-      const i32 number = ((item.sample * p.heads_q + rows.head) * 2 + half) * p.row_tiles + tile;
+      const i32 number = row_tile_number(p, item.sample, rows.head, half, tile);
       if (leader) {
         store_step(shared + kPlan.steps + steps % kStepStages * 16,
                    {number, rows.first_row, step_flags(p, item, rows)});
@@ -297,7 +259,7 @@ struct Backward90Producer {
     q.next();
     if (first) load_v();
     const u32 stage = steps % kDoutStages;
-    wait_with_warp(barriers.dout_empty(stage), steps / kDoutStages % 2 ^ 1);
+    wait_together(barriers.dout_empty(stage), steps / kDoutStages % 2 ^ 1);
     const KeyItem item = this->item();
     load<kSm90BackwardRows>(
         shared + kPlan.dout + stage * C.rows_bytes(), p.dout[half], barriers.dout_full(stage),

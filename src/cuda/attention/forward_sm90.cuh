@@ -161,7 +161,7 @@ struct Forward90Consumer {
   /// The next item becomes the one at hand, or there is none.
   __device__ __forceinline__ bool fetch() {
     ptx::mbarrier_wait_parity(barriers.q_full(q.slot()), q.parity());
-    const StripItem item = load_item(shared + kPlan.items + 32 * q.slot());
+    const StripItem item = load_item<StripItem>(shared + kPlan.items + 32 * q.slot());
     ptx::syncwarp();
     strip = uniform(item.strip);
     len = uniform(item.len);
@@ -174,7 +174,7 @@ struct Forward90Consumer {
   /// them in through the steady step.
   __device__ __forceinline__ void retire() {
     const int slot = static_cast<int>((q.count - 1) % kQueryStages);
-    const StripItem item = load_item(shared + kPlan.items + 32 * slot);
+    const StripItem item = load_item<StripItem>(shared + kPlan.items + 32 * slot);
     ptx::syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barriers.q_empty(slot));
     last_strip = uniform(item.strip);
@@ -233,6 +233,21 @@ struct Forward90Consumer {
       for (int i = kSteps / 2; i < kSteps; ++i) multiply_step(a[i], b, i, true);
       ptx::wgmma_commit_group();
     }
+  }
+
+  /// A turn on the tensor cores: issues the scores of a tile, then O += P V of the one before, and
+  /// waits for the scores.
+  template <int kCount>
+  __device__ __forceinline__ void take_turn(float (&s)[kCount][4], u32 (&a)[kSteps][4]) {
+    wait_k();
+    begin_turn();
+    ptx::pin_registers(o);
+    issue_scores(s);
+    wait_v();
+    issue_output(a);
+    end_turn();
+    ptx::wgmma_wait_group<1>(s);
+    release_k();
   }
 
   __device__ __forceinline__ void rescale_output() {
@@ -476,16 +491,8 @@ __device__ __forceinline__ void Forward90Consumer<C>::run() {
         copy(p0, p1);
         for (; tile < masked; ++tile) {
           float s[kPieces][4];
-          wait_k();
-          begin_turn();
-          ptx::pin_registers(o);
           ptx::pin_registers(p0);
-          issue_scores(s);
-          wait_v();
-          issue_output(p0);
-          end_turn();
-          ptx::wgmma_wait_group<1>(s);
-          release_k();
+          take_turn(s, p0);
           mask_tile(tiles, tile, s);
           softmax_of_masked<false>(s, rows, p.scale_log2, bases, rescale);
           ptx::wgmma_wait_group<0>(o, p0);
@@ -499,15 +506,7 @@ __device__ __forceinline__ void Forward90Consumer<C>::run() {
     // ---- the steady step
     const auto step = [&](u32(&in_flight)[kSteps][4], u32(&next)[kSteps][4]) {
       float s[kPieces][4];
-      wait_k();
-      begin_turn();
-      ptx::pin_registers(o);
-      issue_scores(s);
-      wait_v();
-      issue_output(in_flight);
-      end_turn();
-      ptx::wgmma_wait_group<1>(s);
-      release_k();
+      take_turn(s, in_flight);
       const bool moved = softmax_ahead<C.element>(next, s, rows, p.scale_log2, bases, rescale);
       ptx::wgmma_wait_group<0>(o, in_flight);
       release_v();
@@ -561,16 +560,8 @@ __device__ __forceinline__ void Forward90Consumer<C>::run() {
     pass();
     const auto boundary = [&](auto is_narrow) {
       float s[decltype(is_narrow)::kValue ? kPieces / 2 : kPieces][4];
-      wait_k();
-      begin_turn();
-      ptx::pin_registers(o);
       ptx::pin_registers(p0);
-      issue_scores(s);
-      wait_v();
-      issue_output(p0);
-      end_turn();
-      ptx::wgmma_wait_group<1>(s);
-      release_k();
+      take_turn(s, p0);
       mask_first_tile(tiles, tile, s);
       softmax_of_masked<true>(s, rows, p.scale_log2, bases, rescale);
       ptx::wgmma_wait_group<0>(o, p0);

@@ -3,7 +3,7 @@
 
 #include "cuda/attention/forward_sm90_config.hpp"
 #include "cuda/attention/grid.cuh"
-#include "cuda/ptx/sm90.cuh"
+#include "cuda/attention/warps_sm90.cuh"
 
 namespace stepwell::cuda {
 
@@ -31,10 +31,12 @@ struct ItemSequence {
 
 __device__ __forceinline__ StripItem strip_item(const ForwardSm90Params& p, i32 index) {
   const TileItem tile = tile_item(p.grid, p.heads_kv, index);
-  const i32 len =
-      p.lengths == nullptr ? p.rows : geometry::clamp_to(p.lengths[tile.sample], 0, p.rows);
-  return {tile.tile,    tile.sample, tile.head_kv * p.grid.query_heads + tile.query_head,
-          tile.head_kv, len,         1};
+  return {tile.tile,
+          tile.sample,
+          tile.head_kv * p.grid.query_heads + tile.query_head,
+          tile.head_kv,
+          valid_tokens(p, tile.sample),
+          1};
 }
 
 /// The key tiles of a strip in the order they are visited: those with noisy keys, then clean keys

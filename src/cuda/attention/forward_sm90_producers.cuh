@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/attention/forward_sm90_items.cuh"
-#include "cuda/ptx/sm90.cuh"
+#include "cuda/tile/copy.cuh"
 #include "cuda/tile/softmax.cuh"
 
 namespace stepwell::cuda {
@@ -56,50 +56,17 @@ struct ForwardSm90Barriers {
   }
 };
 
-__device__ __forceinline__ void store_item(u32 at, const StripItem& item) {
-  ptx::st_shared_v4(at, {static_cast<u32>(item.strip), static_cast<u32>(item.sample),
-                         static_cast<u32>(item.head), static_cast<u32>(item.head_kv)});
-  ptx::st_shared_v2(at + 16, item.len, item.valid);
-}
-
-__device__ __forceinline__ StripItem load_item(u32 at) {
-  const U32x4 numbers = ptx::ld_shared_v4(at);
-  StripItem item{static_cast<i32>(numbers.x),
-                 static_cast<i32>(numbers.y),
-                 static_cast<i32>(numbers.z),
-                 static_cast<i32>(numbers.w),
-                 0,
-                 0};
-  ptx::ld_shared_v2(at + 16, item.len, item.valid);
-  return item;
-}
-
 /// Results of a strip without a valid token, by one warp.
 __device__ __forceinline__ void write_empty_strip(const ForwardSm90Params& p,
                                                   const StripItem& item) {
-  const int lane = static_cast<int>(ptx::thread_index()) % 32;
+  const u32 lane = ptx::thread_index() % 32;
   const i32 first = kStripRows * item.strip;
   const i32 count = geometry::min_of(kStripRows, p.rows - first);
-  const int pieces = p.head_dim_v / 8;
   for (int half = 0; half < 2; ++half) {
-    const HalfRows& out = p.out_rows[half];
     const i64 row = p.first_row[half] + first;
-    u16* to = out.data + item.sample * out.batch_stride + row * out.row_stride +
-              item.head * out.head_stride;
-    for (i32 i = lane; i < count * pieces; i += 32) {
-      ptx::st_global_v4(to + i / pieces * out.row_stride + i % pieces * 8, {0, 0, 0, 0});
-    }
-    if (p.lse[half].data == nullptr) continue;
-    for (i32 i = lane; i < count; i += 32) {
-      *p.lse[half].at(item.sample, item.head, row + i) = minus_infinity();
-    }
+    write_zero_rows<32>(p.out_rows[half], item.sample, item.head, row, count, p.head_dim_v, lane);
+    write_values<32>(p.lse[half], item.sample, item.head, row, count, minus_infinity(), lane);
   }
-}
-
-/// Waits with the whole warp: a lane that came two phases late would wait for ever.
-__device__ __forceinline__ void wait_together(u32 barrier, u32 parity) {
-  ptx::mbarrier_wait_parity(barrier, parity);
-  ptx::syncwarp();
 }
 
 /// Finds the CTA's items and loads their queries, as far ahead as there are slots.
@@ -194,21 +161,15 @@ __device__ __forceinline__ void request_tile_sm90(u32 to, u32 barrier, const Ten
   }
 }
 
-/// Zeros over rows of a V tile that hold no valid token: a tensor may have anything there, and 0
-/// times NaN is NaN. By one warp.
+/// Zeros over rows of a V tile that hold no valid token. By one warp.
 template <ForwardSm90Config C>
 __device__ __forceinline__ void clear_ragged_rows(u32 to, const TileLoad& load) {
-  constexpr int kPieces = 128 / 16;  // of a row
-  const int lane = static_cast<int>(ptx::thread_index()) % 32;
-  const int part_rows = load.rows == TileRows::kWhole ? kSm90TileKeys : 64;
+  const int rows = load.rows == TileRows::kWhole ? kSm90TileKeys : 64;
   const int parts = load.rows == TileRows::kMerged ? 2 : 1;
-  const int valid = load.len - load.key;
   for (int part = 0; part < parts * C.slabs(); ++part) {
     const int slab = part / parts;
-    const u32 at = to + slab * (kSm90TileKeys * 128) + part % parts * (64 * 128);
-    for (int i = valid * kPieces + lane; i < part_rows * kPieces; i += 32) {
-      ptx::st_shared_v4(at + 16 * i, {0, 0, 0, 0});
-    }
+    clear_rows(to + slab * (kSm90TileKeys * 128) + part % parts * (64 * 128), load.len - load.key,
+               rows);
   }
 }
 
@@ -243,7 +204,7 @@ __device__ __forceinline__ void produce_keys(const ForwardSm90Params& p, u32 sha
   };
   while (true) {
     wait_together(barriers.item(q.slot()), q.parity());
-    const StripItem item = load_item(shared + kPlan.items + 32 * q.slot());
+    const StripItem item = load_item<StripItem>(shared + kPlan.items + 32 * q.slot());
     ptx::syncwarp();
     if (leader) ptx::mbarrier_arrive(barriers.q_empty(q.slot()));
     q.next();

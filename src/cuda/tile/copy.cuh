@@ -133,14 +133,15 @@ __device__ __forceinline__ void negate_tile(u32 tile) {
   }
 }
 
-/// Zeros in rows [first, first + count) of one head.
+/// Zeros in rows [first, first + count) of one head. `thread`, here and below: of kThreads.
 template <int kThreads, class T>
 __device__ __forceinline__ void write_zero_rows(const ElementRows<T>& rows, i64 batch, i32 head,
-                                                i64 first, i64 count, i32 dim) {
+                                                i64 first, i64 count, i32 dim,
+                                                u32 thread = ptx::thread_index()) {
   if (rows.data == nullptr) return;
   constexpr int kElements = 16 / sizeof(T);  // of a chunk
   const int chunks = dim / kElements;
-  for (i64 i = ptx::thread_index(); i < count * chunks; i += kThreads) {
+  for (i64 i = thread; i < count * chunks; i += kThreads) {
     T* to = rows.at(batch, first + i / chunks, head);
     ptx::st_global_v4(to + i % chunks * kElements, {0, 0, 0, 0});
   }
@@ -149,9 +150,10 @@ __device__ __forceinline__ void write_zero_rows(const ElementRows<T>& rows, i64 
 /// A value in rows [first, first + count) of one head.
 template <int kThreads>
 __device__ __forceinline__ void write_values(const FloatRows& rows, i64 batch, i32 head, i64 first,
-                                             i64 count, float value) {
+                                             i64 count, float value,
+                                             u32 thread = ptx::thread_index()) {
   if (rows.data == nullptr) return;
-  for (i64 i = ptx::thread_index(); i < count; i += kThreads) {
+  for (i64 i = thread; i < count; i += kThreads) {
     rows.data[batch * rows.batch_stride + head * rows.head_stride + (first + i) * rows.row_stride] =
         value;
   }

@@ -1,0 +1,52 @@
+// What the specialised warps of the kernels for sm_90a have in common.
+#pragma once
+
+#include "cuda/attention/params.hpp"
+#include "cuda/ptx/sm90.cuh"
+#include "geometry/tiles.hpp"
+
+namespace stepwell::cuda {
+
+/// Waits with the whole warp: a lane that came two phases late would wait for ever.
+__device__ __forceinline__ void wait_together(u32 barrier, u32 parity) {
+  ptx::mbarrier_wait_parity(barrier, parity);
+  ptx::syncwarp();
+}
+
+/// Zeros over rows [valid, rows) of one slab: rows that hold no token may have anything, and 0
+/// times NaN is NaN. By one warp.
+template <int kRowBytes = 128>
+__device__ __forceinline__ void clear_rows(u32 slab, i32 valid, int rows) {
+  constexpr int kPieces = kRowBytes / 16;
+  const int lane = static_cast<int>(ptx::thread_index_again()) % 32;
+#pragma unroll 1
+  for (int i = valid * kPieces + lane; i < rows * kPieces; i += 32) {
+    ptx::st_shared_v4(slab + 16 * i, {0, 0, 0, 0});
+  }
+}
+
+/// Of each half of a sample.
+template <class Params>
+__device__ __forceinline__ i32 valid_tokens(const Params& p, i32 sample) {
+  return p.lengths == nullptr ? p.rows : geometry::clamp_to(p.lengths[sample], 0, p.rows);
+}
+
+/// The six numbers of a work item in shared memory, at a multiple of 16.
+template <class Item>
+__device__ __forceinline__ void store_item(u32 at, const Item& item) {
+  const auto words = __builtin_bit_cast(ptx::Words<6>, item);
+  ptx::st_shared_v4(at, {words.word[0], words.word[1], words.word[2], words.word[3]});
+  ptx::st_shared_v2(at + 16, static_cast<i32>(words.word[4]), static_cast<i32>(words.word[5]));
+}
+
+template <class Item>
+__device__ __forceinline__ Item load_item(u32 at) {
+  const U32x4 first = ptx::ld_shared_v4(at);
+  i32 last[2];
+  ptx::ld_shared_v2(at + 16, last[0], last[1]);
+  const ptx::Words<6> words{
+      {first.x, first.y, first.z, first.w, static_cast<u32>(last[0]), static_cast<u32>(last[1])}};
+  return __builtin_bit_cast(Item, words);
+}
+
+}  // namespace stepwell::cuda

@@ -1,0 +1,113 @@
+// Which problems the kernels for sm_90a take.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <ostream>
+
+#include "cuda/backward_sm90.hpp"
+#include "cuda/forward_sm90.hpp"
+#include "cuda/problems.hpp"
+#include "cuda/recorder.hpp"
+
+namespace stepwell::cuda {
+namespace {
+
+constexpr Heads kHeads{8, 2, 128, 128};
+const DeviceLimits kHopper = limits_of(9, 0);
+
+using Change = std::function<void(AttentionProblem&)>;
+
+struct Pass {
+  const char* name;
+  bool (*takes)(const AttentionProblem&, const DeviceLimits&);
+  Rows HalfTensors::*result;  // the tensor, beside q, k and v, that needs a map
+};
+
+void PrintTo(const Pass& pass, std::ostream* out) { *out << pass.name; }
+
+class Sm90Takes : public ::testing::TestWithParam<Pass> {
+ protected:
+  static bool takes(const AttentionProblem& problem, const DeviceLimits& limits = kHopper) {
+    return GetParam().takes(problem, limits);
+  }
+  static bool takes(const Change& change, Heads heads = kHeads) {
+    AttentionProblem problem = batched_problem(3, 300, 1, heads);
+    change(problem);
+    return takes(problem);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Passes, Sm90Takes,
+                         ::testing::Values(Pass{"forward", forward_sm90_takes, &HalfTensors::out},
+                                           Pass{"backward", backward_sm90_takes,
+                                                &HalfTensors::dout}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(Sm90Takes, JointLayoutsOfOneView) {
+  EXPECT_TRUE(takes([](AttentionProblem&) {}));
+  EXPECT_TRUE(takes([](AttentionProblem& p) { p.dtype = DType::kFloat16; }));
+  EXPECT_TRUE(takes([](AttentionProblem& p) { p.layout.clean_first = true; }));
+  EXPECT_TRUE(takes([](AttentionProblem& p) { p.layout.mask.block_size = 37; }));
+  EXPECT_TRUE(takes([](AttentionProblem& p) { p.layout.seqused_noisy = array(4096); }));
+  EXPECT_TRUE(
+      takes([](AttentionProblem& p) { p.layout.mask.clean = geometry::CleanRule::kCausal; }));
+  EXPECT_TRUE(
+      takes([](AttentionProblem& p) { p.layout.mask.noisy = geometry::NoisyRule::kCausal; }));
+  EXPECT_TRUE(takes([](AttentionProblem&) {}, {7, 1, 128, 128}));
+  for (const int dim : {8, 40, 64}) {
+    EXPECT_TRUE(takes([](AttentionProblem&) {}, {8, 2, dim, 64})) << dim;
+  }
+}
+
+TEST_P(Sm90Takes, NoOtherProblems) {
+  EXPECT_FALSE(takes(batched_problem(3, 300, 1, kHeads), limits_of(8, 0)));
+  EXPECT_FALSE(takes(batched_problem(3, 300, 1, kHeads), limits_of(10, 0)));
+  EXPECT_FALSE(takes(batched_problem(3, 300, 2, kHeads)));
+  EXPECT_FALSE(takes(interleaved_problem(3, 300, kHeads)));
+  EXPECT_FALSE(takes(sequence_problem(3, 300, 300, kHeads)));
+  EXPECT_FALSE(takes(split_problem(3, 300, 300, 300, kHeads)));
+  for (const Heads heads : {Heads{8, 2, 128, 64},
+                            {8, 2, 64, 128},
+                            {8, 2, 96, 96},
+                            {8, 2, 256, 256},
+                            {8, 2, 120, 120}}) {
+    EXPECT_FALSE(takes([](AttentionProblem&) {}, heads)) << heads.dim;
+  }
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.dtype = DType::kFloat32; }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.softcap = 1.0; }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.dropout_p = 0.1; }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.layout.mask.origin = 1; }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.layout.origins = array(4096); }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.layout.mask.clean_window = 5; }));
+}
+
+TEST_P(Sm90Takes, NoTensorsThatNoMapDescribes) {
+  const auto result = GetParam().result;
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.halves[0].q.head_stride = 0; }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.halves[0].k.row_stride *= -1; }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.halves[0].k.head_stride *= -1; }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.halves[0].v.row_stride += 4; }));
+  EXPECT_FALSE(takes([](AttentionProblem& p) { p.halves[0].k.data = address(4098); }));
+  EXPECT_FALSE(takes([=](AttentionProblem& p) { (p.halves[0].*result).row_stride = 0; }));
+  EXPECT_FALSE(takes(
+      [=](AttentionProblem& p) { (p.halves[0].*result).batch_stride = std::int64_t{1} << 40; }));
+  // What a dimension of one has for a stride does not matter.
+  EXPECT_TRUE(takes([](AttentionProblem& p) { p.halves[0].k.head_stride = 3; }, {8, 1, 128, 128}));
+}
+
+TEST(Sm90, NegativeScalesAreOfTheBackwardPassAlone) {
+  AttentionProblem problem = batched_problem(3, 300, 1, kHeads);
+  problem.softmax_scale = -1.0;
+  EXPECT_FALSE(forward_sm90_takes(problem, kHopper));
+  EXPECT_TRUE(backward_sm90_takes(problem, kHopper));
+}
+
+TEST(Sm90, DeterministicIsOfTheForwardPassAlone) {
+  AttentionProblem problem = batched_problem(3, 300, 1, kHeads);
+  problem.deterministic = true;
+  EXPECT_TRUE(forward_sm90_takes(problem, kHopper));
+  EXPECT_FALSE(backward_sm90_takes(problem, kHopper));
+}
+
+}  // namespace
+}  // namespace stepwell::cuda
