@@ -227,6 +227,14 @@ void write_target(const BulkStore& store) {
 void tensor_store(const TensorMap& map, u32 from, const std::array<int, 5>& coordinates, Loc loc) {
   Machine& m = *machine;
   const Encoded tensor = decode(map, 5, loc);
+  for (const int c : coordinates) {
+    if (c < 0) {
+      m.fail("tensor",
+             fmt::format("a copy to global memory that begins at coordinate {} at {}; on a "
+                         "GPU an illegal instruction",
+                         c, at(loc)));
+    }
+  }
   BulkStore store{map, coordinates, from, tensor.rows() * tensor.row_bytes(), false, {}, loc};
   m.shared_at(from, store.bytes, 128, loc);
   check_rows(tensor, coordinates, "target of the tensor copy", loc);

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <memory>
 #include <new>
+#include <thread>
 
 #include "cuda/gpu.hpp"
 #include "cuda/stand_ins.hpp"
@@ -137,7 +138,7 @@ TEST(Dispatch, TensorMapsComeFromTheDriver) {
   const cuda::GpuLauncher launcher(1, nullptr);
   EXPECT_EQ(launcher.limits().major, 9);
   EXPECT_EQ(launcher.limits().sms, 11);
-  EXPECT_FALSE(launcher.limits().warpgroups);  // only on demand
+  EXPECT_TRUE(launcher.limits().warpgroups);
   cuda::TiledTensor tensor{.data = &stream_memory,
                            .rank = 5,
                            .dims = {64, 300, 2, 8, 3},
@@ -160,8 +161,49 @@ TEST(Dispatch, TensorMapsComeFromTheDriver) {
     }
   }
   driver().failing = "cuTensorMapEncodeTiled";
+  tensor.dims[1] = 299;
   EXPECT_THROW(launcher.tensor_map(tensor), Error);
   driver().failing = "";
+}
+
+TEST(Dispatch, TensorMapsAreMadeOnce) {
+  const cuda::GpuLauncher launcher(1, nullptr);
+  cuda::TiledTensor tensor{.data = &stream_memory,
+                           .rank = 5,
+                           .dims = {64, 301, 2, 8, 3},
+                           .strides = {2048, 128, 256, 614400},
+                           .box = {64, 128, 2, 1, 1},
+                           .swizzle = cuda::Swizzle::k128};
+  int made = driver().tensor_maps;
+  const auto expect_made = [&](const cuda::GpuLauncher& by, int more) {
+    by.tensor_map(tensor);
+    EXPECT_EQ(driver().tensor_maps, made += more);
+  };
+  expect_made(launcher, 1);
+  expect_made(launcher, 0);
+  expect_made(cuda::GpuLauncher(0, nullptr), 1);
+  // Whatever differs makes another map, also one that has the same place.
+  for (int d = 0; d < 5; ++d) {
+    ++tensor.dims[d];
+    expect_made(launcher, 1);
+    ++tensor.box[d];
+    expect_made(launcher, 1);
+  }
+  for (unsigned long long& stride : tensor.strides) {
+    stride += 16;
+    expect_made(launcher, 1);
+  }
+  tensor.swizzle = cuda::Swizzle::kNone;
+  expect_made(launcher, 1);
+  tensor.data = static_cast<const char*>(tensor.data) + 16;
+  expect_made(launcher, 1);
+  std::thread([&] { expect_made(launcher, 1); }).join();  // each thread has its own
+  driver().failing = "cuTensorMapEncodeTiled";
+  tensor.rank = 4;
+  EXPECT_THROW(launcher.tensor_map(tensor), Error);
+  driver().failing = "";
+  EXPECT_EQ(driver().tensor_maps, made += 1);
+  expect_made(launcher, 1);  // what failed is not kept
 }
 
 /// Of a GPU of compute capability 9.0, in a process with this value of STEPWELL_SM90_KERNELS.
@@ -175,9 +217,9 @@ void exit_with_warpgroups(const char* value) {
   }
 }
 
-TEST(DispatchDeathTest, KernelsForSm90AreTakenOnDemand) {
+TEST(DispatchDeathTest, KernelsForSm90CanBeTurnedOff) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // the value is read once in a process
-  EXPECT_EXIT(exit_with_warpgroups(""), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(exit_with_warpgroups(""), ::testing::ExitedWithCode(1), "");
   EXPECT_EXIT(exit_with_warpgroups("0"), ::testing::ExitedWithCode(0), "");
   EXPECT_EXIT(exit_with_warpgroups("1"), ::testing::ExitedWithCode(1), "");
   EXPECT_EXIT(exit_with_warpgroups("yes"), ::testing::ExitedWithCode(2),

@@ -147,11 +147,12 @@ class Gpu:
         self.call("cuDeviceGetName", name, 100, device)
         self.name = name.value.decode()
 
-    def call(self, function: str, *args: object) -> None:
+    def call(self, function: str, *args: object, what: str = "") -> None:
         if result := getattr(self.driver, function)(*args):
             text = ctypes.c_char_p()
             self.driver.cuGetErrorString(result, ctypes.byref(text))
-            raise SystemExit(f"{function}: {text.value.decode() if text.value else result}")
+            error = text.value.decode() if text.value else result
+            raise SystemExit(f"{function}: {error}" + (f" ({what})" if what else ""))
 
     def allocate(self, words: int) -> ctypes.c_uint64:
         pointer = ctypes.c_uint64()
@@ -216,7 +217,7 @@ class Gpu:
                 params,
                 None,
             )
-            self.call("cuCtxSynchronize")
+            self.call("cuCtxSynchronize", what=kernel["name"])
             got = (ctypes.c_uint32 * count)()
             self.call("cuMemcpyDtoH_v2", got, target, ctypes.c_size_t(4 * count))
             results.append(list(got))
@@ -226,6 +227,7 @@ class Gpu:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compile-only", metavar="ARCH", help="such as sm_80; runs nothing")
+    parser.add_argument("--kernel", metavar="NAME", action="append", help="only this; repeatable")
     args = parser.parse_args()
     version: list[int] = []
     if args.compile_only:
@@ -243,7 +245,11 @@ def main() -> int:
         if arch not in (None, gpu.arch + "a"):
             continue
         cubin = compile_kernels(kernels_file, arch or gpu.arch, version)
-        kernels += expected(expected_file)
+        kernels += [
+            kernel
+            for kernel in expected(expected_file)
+            if args.kernel is None or kernel["name"] in args.kernel
+        ]
         results += gpu.run(cubin, kernels[len(results) :])
     print(f"{gpu.name}, {gpu.arch}, NVRTC {version[0]}.{version[1]}")
     failed = 0

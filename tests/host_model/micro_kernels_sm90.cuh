@@ -188,7 +188,7 @@ __global__ void micro_tensor_load(const __grid_constant__ TensorMap map, u32 box
   }
 }
 
-// Two boxes into `out`, zeros before, the second over the tensor's edges.
+// Two boxes into `out`, zeros before, over the tensor's far edges.
 __global__ void micro_tensor_store(const __grid_constant__ TensorMap map, u32 box_words,
                                    const u32* in, u32*) {
   const u32 thread = ptx::thread_index();
@@ -201,7 +201,7 @@ __global__ void micro_tensor_store(const __grid_constant__ TensorMap map, u32 bo
   if (thread == 0) {
     ptx::tensor_store_5d(map, data, 8, 0, 0, 1, 0);
     ptx::bulk_commit_group();
-    ptx::tensor_store_5d(map, data + 4096, -8, -1, 1, 0, 1);
+    ptx::tensor_store_5d(map, data + 4096, 0, 1, 1, 0, 1);
     ptx::bulk_commit_group();
     ptx::bulk_wait_group_read<0>();
   }

@@ -206,10 +206,10 @@ TEST(HostModelSm90, TensorStores) {
   for (const Swizzle swizzle : kSwizzles) {
     const u32 row = swizzle == Swizzle::kNone ? 64 : 8u << static_cast<u32>(swizzle);
     const TensorMap map = hm::encode_tensor_map(tiled(tensor, {row, 4, 3, 1, 2}, swizzle));
-    for (const int shift : {0, -1, 3}) {
+    for (const int shift : {0, 3}) {
       for (const Options& options : all_options()) {
         std::fill(std::begin(tensor), std::end(tensor), u16{0});
-        const int c[] = {8 * shift, 1 + shift, shift, 1, shift < 0 ? -1 : 0};
+        const int c[] = {8 * shift, 1 + shift, shift, 1, 0};
         hm::launch({1}, 32, 8192, options, [&] {
           const u32 data = ptx::shared_base();
           const u32 r = ptx::thread_index();
@@ -247,6 +247,19 @@ TEST(HostModelSm90, TensorStores) {
         }
       }
     }
+  }
+}
+
+TEST(HostModelSm90, StoresBeginInsideTheTensor) {
+  alignas(16) static u16 tensor[kElements];
+  const TensorMap map = hm::encode_tensor_map(tiled(tensor, {8, 1, 1, 1, 1}, Swizzle::kNone));
+  for (int d = 0; d < 5; ++d) {
+    const std::string error = error_of(32, kPlain, [&] {
+      if (ptx::elect_one()) {
+        ptx::tensor_store_5d(map, kBase, -(d == 0), -(d == 1), -(d == 2), -(d == 3), -(d == 4));
+      }
+    });
+    EXPECT_TRUE(says(error, {"tensor", "begins at coordinate -1"}));
   }
 }
 

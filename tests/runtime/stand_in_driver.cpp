@@ -192,6 +192,7 @@ int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* data,
   if (reinterpret_cast<std::uintptr_t>(map) % 64 != 0 || rank < 3 || rank > 5) return kInvalidValue;
   if (interleave != 0 || fill != 0) return kInvalidValue;
   const std::lock_guard lock(state_mutex);
+  ++state.tensor_maps;
   StandInDriver::TensorMap& last = state.last_tensor_map;
   last = {type, swizzle, rank, data, {}, {}, {}, {}};
   std::copy(dims, dims + rank, last.dims);

@@ -28,6 +28,7 @@ struct StandInDriver {
     long long params[2];
   } last_launch{};
 
+  int tensor_maps = 0;  // encoded
   struct TensorMap {
     int type, swizzle;
     unsigned rank;

@@ -147,7 +147,8 @@ __device__ __forceinline__ void tensor_load_5d(u32 to, const TensorMap& map, u32
 #endif
 }
 
-// Completes with this thread's bulk group.
+// Completes with this thread's bulk group. Coordinates are not negative: on an H200 (driver 580) a
+// copy to global memory that begins below 0 is an illegal instruction, where loads may.
 __device__ __forceinline__ void tensor_store_5d(const TensorMap& map, u32 from, int c0, int c1,
                                                 int c2, int c3, int c4, Loc loc = Loc::current()) {
 #if defined(STEPWELL_HOST_MODEL)
