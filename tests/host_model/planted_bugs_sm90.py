@@ -314,8 +314,8 @@ BUGS = [
     {
         "name": "an item left out in rounds that go backwards",
         "path": ITEMS,
-        "old": "ctas - 1 - cta",
-        "new": "ctas - cta",
+        "old": "ctas_ - 1 - place_",
+        "new": "ctas_ - place_",
     },
     # ---- softmax
     {

@@ -76,7 +76,7 @@ __device__ __forceinline__ void produce_queries(const ForwardSm90Params& p, u32 
   const ForwardSm90Barriers barriers{shared + kPlan.barriers};
   const bool leader = ptx::thread_index() % 32 == 0;
   const i32 items = static_cast<i32>(p.grid.ctas());
-  ItemSequence sequence{static_cast<i32>(ptx::cta_index<0>()), ctas};
+  ItemSequence sequence(p.grid, static_cast<i32>(ptx::cta_index<0>()), ctas);
   RingPlace<kQueryStages> q;
   while (true) {
     StripItem item{};
