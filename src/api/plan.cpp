@@ -97,6 +97,7 @@ void launch_forward(const AttentionArgs& args, const AttentionProblem& problem, 
 void launch_backward(const AttentionArgs& args, const AttentionProblem& problem, void* workspace) {
   if (on_cuda(args)) {
     cuda::GpuLauncher launcher(args.q.device.index, args.stream);
+    launcher.expect(cuda::backward_kernels, problem);
     cuda::backward(problem, static_cast<std::byte*>(workspace), launcher);
     if (debug_sync()) runtime::synchronize(args.q.device.index, args.stream);
   } else {
@@ -120,10 +121,8 @@ std::string prepare_backend(const AttentionArgs& args, const AttentionProblem& p
   if (!on_cuda(args)) return cpu::describe(problem);
   const cuda::GpuLauncher launcher(args.q.device.index, args.stream);
   const cuda::DeviceLimits limits = launcher.limits();
-  for (const cuda::AttentionKernel& kernel : backward ? cuda::backward_kernels(problem, limits)
-                                                      : cuda::forward_kernels(problem, limits)) {
-    launcher.load(kernel);
-  }
+  launcher.load(backward ? cuda::backward_kernels(problem, limits)
+                         : cuda::forward_kernels(problem, limits));
   return backward ? cuda::describe_backward(problem, limits)
                   : cuda::describe_forward(problem, limits);
 }

@@ -18,7 +18,12 @@ Logger& logger() {
   return *created;
 }
 
+thread_local KeptLog* kept_log = nullptr;
+
 }  // namespace
+
+KeptLog::KeptLog() : outer_(std::exchange(kept_log, this)) {}
+KeptLog::~KeptLog() { kept_log = outer_; }
 
 void set_log_callback(LogCallback callback) {
   auto kept = callback ? std::make_shared<const LogCallback>(std::move(callback)) : nullptr;
@@ -27,6 +32,10 @@ void set_log_callback(LogCallback callback) {
 }
 
 void log(LogLevel level, const std::string& line) {
+  if (kept_log != nullptr) {
+    kept_log->lines.push_back({level, line});
+    return;
+  }
   std::shared_ptr<const LogCallback> callback;
   {
     const std::lock_guard lock(logger().mutex);

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace stepwell::runtime {
 
@@ -18,5 +19,25 @@ using LogCallback = std::function<void(LogLevel level, const std::string& line)>
 void set_log_callback(LogCallback callback);
 
 void log(LogLevel level, const std::string& line);
+
+struct LogLine {
+  LogLevel level;
+  std::string line;
+};
+
+/// While it lives, the thread's lines are kept here, for another thread to log: a callback may need
+/// what the thread that waits for this one holds, such as Python's interpreter.
+class KeptLog {
+ public:
+  KeptLog();
+  ~KeptLog();
+  KeptLog(const KeptLog&) = delete;
+  KeptLog& operator=(const KeptLog&) = delete;
+
+  std::vector<LogLine> lines;
+
+ private:
+  KeptLog* outer_;
+};
 
 }  // namespace stepwell::runtime

@@ -7,10 +7,14 @@
 #include <iostream>
 #include <memory>
 #include <new>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "cuda/gpu.hpp"
 #include "cuda/stand_ins.hpp"
+#include "runtime/log.hpp"
 
 namespace stepwell::testing {
 namespace {
@@ -54,6 +58,28 @@ TEST(Dispatch, BackwardHasItsOwnWorkspace) {
   attention_backward(call.args, call.gradients);
   EXPECT_EQ(driver().launches, before + 3);
   EXPECT_EQ(driver().last_launch.stream, nullptr);
+}
+
+TEST(Dispatch, KernelsOfAPassAreLoadedTogether) {
+  std::vector<std::pair<std::thread::id, std::string>> lines;
+  runtime::set_log_callback([&](runtime::LogLevel, const std::string& line) {
+    lines.emplace_back(std::this_thread::get_id(), line);
+  });
+  Call call = on_cuda(batched_call());
+  call.args.softcap = 5.0;  // with deterministic: kernels that no other test loads
+  call.args.deterministic = true;
+  const int loaded = driver().modules_loaded;
+  driver().failing = "cuModuleGetFunction";
+  EXPECT_THROW(attention_backward(call.args, call.gradients), Error);
+  driver().failing = "";
+  const int launches = driver().launches;
+  attention_backward(call.args, call.gradients);
+  runtime::set_log_callback({});
+  EXPECT_EQ(driver().launches, launches + 3);
+  EXPECT_GE(driver().modules_loaded, loaded + 2);
+  // On the caller's thread, which may hold what a callback needs.
+  EXPECT_GE(lines.size(), 2u);
+  for (const auto& [thread, line] : lines) EXPECT_EQ(thread, std::this_thread::get_id()) << line;
 }
 
 struct Pool {

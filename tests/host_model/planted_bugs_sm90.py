@@ -363,18 +363,19 @@ BACKWARD_CASES = [
     "strips_seqused_any_block",
 ]
 
-DOUT_IS_FREE = "arrive(barriers.dout_empty(dout_stage));"
-FREE_DS = "if (lane == 0) ptx::mbarrier_arrive(barriers.ds_empty((step - 1) % kDsStages));"
-DS_IS_FREE = "if constexpr (!kFirst) {" + FREE_DS
+FREE_DOUT = "ptx::mbarrier_arrive(barriers.dout_empty(dout_stage));"
+FREE_Q = "ptx::mbarrier_arrive(barriers.q_empty(q_stage));"
+FREE_DS = "if constexpr (!kFirst) ptx::mbarrier_arrive(barriers.ds_empty((step - 1) % kDsStages));"
 BACKWARD_STEP_ENDS = (
     "ptx::wgmma_wait_group<0>(dv); ptx::pin_registers(dk);"
     " if constexpr (!kFirst) ptx::pin_registers(dq);"
     " if constexpr (!kLast) {"
     " ptx::mbarrier_wait_parity(barriers.q_full(q.stage), q.parity); issue_scores(); }"
 )
+LEADER = "ptx::syncwarp(); if (lane == 0) {"
 LAST_DQ = (
     "issue_dq(step - 1); ptx::wgmma_wait_group<0>(dq); ptx::pin_registers(dk);"
-    " arrive(barriers.q_empty(last_q())); const u32 stage = (step - 1) % kDsStages;"
+    " const u32 stage = (step - 1) % kDsStages; ptx::syncwarp();"
 )
 FREE_LAST_DS = "if (lane == 0) { ptx::mbarrier_arrive(barriers.ds_empty(stage));"
 FREE_KEYS = "ptx::mbarrier_arrive(barriers.kv_empty());"
@@ -428,13 +429,8 @@ BACKWARD_BUGS = [
     {
         "name": "dS released while it is read",
         "path": BACKWARD_KERNEL,
-        "old": BACKWARD_STEP_ENDS + DOUT_IS_FREE + DS_IS_FREE,
-        "new": "if (!kFirst) {"
-        + FREE_DS
-        + "}"
-        + BACKWARD_STEP_ENDS
-        + DOUT_IS_FREE
-        + "if constexpr (!kFirst) {",
+        "old": BACKWARD_STEP_ENDS + LEADER + FREE_DOUT + FREE_Q + FREE_DS + "}",
+        "new": LEADER + FREE_DS + "}" + BACKWARD_STEP_ENDS + LEADER + FREE_DOUT + FREE_Q + "}",
     },
     {
         "name": "stage of dO used again without a wait",
@@ -455,16 +451,10 @@ BACKWARD_BUGS = [
         "new": "",
     },
     {
-        "name": "Q released while it is read",
+        "name": "Q and dO released while they are read",
         "path": BACKWARD_KERNEL,
-        "old": "arrive(barriers.q_empty(last_q())); ptx::mbarrier_wait_parity(barriers.dout_full",
-        "new": "arrive(barriers.q_empty(q.stage)); ptx::mbarrier_wait_parity(barriers.dout_full",
-    },
-    {
-        "name": "dO released while it is read",
-        "path": BACKWARD_KERNEL,
-        "old": BACKWARD_STEP_ENDS + DOUT_IS_FREE,
-        "new": DOUT_IS_FREE + BACKWARD_STEP_ENDS,
+        "old": BACKWARD_STEP_ENDS + LEADER + FREE_DOUT + FREE_Q,
+        "new": LEADER + FREE_DOUT + FREE_Q + "}" + BACKWARD_STEP_ENDS + LEADER,
     },
     {
         "name": "K released before the last dQ",
@@ -621,9 +611,9 @@ BACKWARD_BUGS = [
     },
     {
         "name": "delta of the wrong rows",
-        "path": BACKWARD_PRODUCTS,
-        "old": "ptx::ld_shared_v2(row_values + kRowValuesBytes / 2 + i * 32, delta[0], delta[1]);",
-        "new": "ptx::ld_shared_v2(row_values + kRowValuesBytes / 2 + i * 16, delta[0], delta[1]);",
+        "path": BACKWARD_KERNEL,
+        "old": "load_row_values(of_rows, row_values + kRowValuesBytes / 2);",
+        "new": "load_row_values(of_rows, row_values + kRowValuesBytes / 2 - 32);",
     },
     # ---- rows and keys without a token
     {
@@ -716,8 +706,8 @@ BACKWARD_BUGS = [
     {
         "name": "dQ added to the sums of the step at hand",
         "path": BACKWARD_KERNEL,
-        "old": "add_dq(step - 1); } ++step;",
-        "new": "add_dq(step); } ++step;",
+        "old": "add_dq(last_tile); last_tile = info.tile;",
+        "new": "add_dq(info.tile); last_tile = info.tile;",
     },
     {
         "name": "dK not scaled",
@@ -734,7 +724,7 @@ BACKWARD_BUGS = [
     {
         "name": "the gradient of log-sum-exp left out",
         "path": BACKWARD_ROWS,
-        "old": "sum -= *p.dlse.at(keys.sample, head, at);",
+        "old": "sums[i] -= *p.dlse.at(keys.sample, head, first_at + at);",
         "new": "",
     },
     {
@@ -747,8 +737,8 @@ BACKWARD_BUGS = [
     {
         "name": "row values of rows without a token not written",
         "path": BACKWARD_ROWS,
-        "old": "if (lane != 0) continue; float lse",
-        "new": "if (lane != 0 || !inside) continue; float lse",
+        "old": "if (own_row < kRows) keep(own_row, lse);",
+        "new": "if (own_row < geometry::min_of(kRows, valid)) keep(own_row, lse);",
     },
     {
         "name": "diagonal: no wait for the tiles",

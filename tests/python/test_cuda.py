@@ -602,7 +602,8 @@ def test_strides(kind, dtype):
             assert_same(expected_grads, grads, ("dq", "dk", "dv"))
         else:
             for x, y in zip(grads, expected_grads, strict=True):
-                assert (x - y).float().norm() <= 2**-6 * y.float().norm()
+                # q is k here: most rows see themselves, and differences of large terms are left.
+                assert (x - y).float().norm() <= 2**-4 * y.float().norm()
 
 
 # ------------------------------------------------------------------------------------ float32

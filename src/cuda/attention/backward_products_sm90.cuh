@@ -89,16 +89,25 @@ __device__ __forceinline__ void hide_sm90(float (&x)[8][4], const BackwardSm90Pa
   }
 }
 
-/// S becomes exp2(S scale_log2 - lse). `row_values` is the lane's place in those of the rows.
-__device__ __forceinline__ void exponentials_sm90(float (&s)[8][4], u32 row_values,
+/// Values of rows 8 i + {0, 1} of the lane: log-sum-exp from the place that the lane has in a tile's,
+/// delta from kRowValuesBytes / 2 behind it.
+template <int kFirst = 0, int kEnd = 8>
+__device__ __forceinline__ void load_row_values(float (&values)[8][2], u32 at) {
+#pragma unroll
+  for (int i = kFirst; i < kEnd; ++i) {
+    ptx::ld_shared_v2(at + i * 32, values[i][0], values[i][1]);
+  }
+}
+
+/// S becomes exp2(S scale_log2 - lse).
+template <int kFirst = 0, int kEnd = 8>
+__device__ __forceinline__ void exponentials_sm90(float (&s)[8][4], const float (&lse)[8][2],
                                                   float scale_log2) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    float lse[2];
-    ptx::ld_shared_v2(row_values + i * 32, lse[0], lse[1]);
+  for (int i = kFirst; i < kEnd; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      s[i][j] = ptx::ex2_approx(ptx::fma_f32(s[i][j], scale_log2, -lse[j % 2]));
+      s[i][j] = ptx::ex2_approx(ptx::fma_f32(s[i][j], scale_log2, -lse[i][j % 2]));
     }
   }
 }
@@ -121,15 +130,13 @@ __device__ __forceinline__ void pack_probabilities_sm90(u32 (&packed)[4][4],
 /// dP becomes dS = P (dP - delta).
 template <Element kElement>
 __device__ __forceinline__ void score_gradients_sm90(float (&dp)[8][4], const u32 (&packed)[4][4],
-                                                     u32 row_values) {
+                                                     const float (&delta)[8][2]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    float delta[2];
-    ptx::ld_shared_v2(row_values + kRowValuesBytes / 2 + i * 32, delta[0], delta[1]);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const u32 pair = packed[i / 2][i % 2 * 2 + j / 2];
-      dp[i][j] = (dp[i][j] - delta[j % 2]) *
+      dp[i][j] = (dp[i][j] - delta[i][j % 2]) *
                  (j % 2 == 0 ? ptx::low_f32<kElement>(pair) : ptx::high_f32<kElement>(pair));
     }
   }

@@ -63,27 +63,42 @@ struct BackwardRows90 {
   /// where products follow.
   __device__ __forceinline__ void row_values(i32 head, bool to_shared) const {
     constexpr u32 kLanes = C.head_dim / 8;  // of a row, 8 columns each
-    const u32 lane = thread % kLanes;
+    constexpr i32 kAtOnce = static_cast<i32>(C.threads() / kLanes);
+    constexpr int kBatch = 4;
+    static_assert(kRows % (kBatch * kAtOnce) == 0);
     float* const values = p.row_values + number(head) * (2 * kRows);
-    for (i32 base = 0; base < kRows; base += C.threads() / kLanes) {
-      const i32 row = base + static_cast<i32>(thread / kLanes);
-      const bool inside = first + row < keys.len;
-      const i64 at = p.first_row[half] + first + row;
-      float sum = row_product<C.element, kLanes>(p.out, p.dout_rows, keys.sample, at, head, lane,
-                                                 inside, p.head_dim_v);
-      if (lane != 0) continue;
-      float lse = ptx::float_of(0x7f800000u);
-      if (inside) {
-        if (p.dlse.data != nullptr) sum -= *p.dlse.at(keys.sample, head, at);
-        lse = *p.lse.at(keys.sample, head, at) * kLog2OfE;
-      }
-      values[row] = lse;
-      values[kRows + row] = sum;
-      if (!to_shared) continue;
-      const u32 place = shared + kPlan.row_values + static_cast<u32>(row) * 4;
-      ptx::st_shared_u32(place, ptx::bits_of(lse));
-      ptx::st_shared_u32(place + kRowValuesBytes / 2, ptx::bits_of(sum));
+    const auto keep = [&](i32 index, float value) {
+      values[index] = value;
+      if (!to_shared) return;
+      ptx::st_shared_u32(shared + kPlan.row_values + static_cast<u32>(index) * 4,
+                         ptx::bits_of(value));
+    };
+    const i32 valid = keys.len - first;
+    const i64 first_at = p.first_row[half] + first;
+    const i32 own_row = static_cast<i32>(thread);
+    float lse = ptx::float_of(0x7f800000u);
+    if (own_row < geometry::min_of(kRows, valid)) {
+      lse = *p.lse.at(keys.sample, head, first_at + own_row) * kLog2OfE;
     }
+    const int lane = static_cast<int>(thread % kLanes);
+#pragma unroll 1
+    for (i32 base = 0; base < kRows; base += kBatch * kAtOnce) {
+      const i32 row = base + static_cast<i32>(thread / kLanes);
+      float sums[kBatch];
+      row_products<C.element, kLanes, kAtOnce>(sums, p.out, p.dout_rows, keys.sample,
+                                               first_at + row, head, lane, valid - row,
+                                               p.head_dim_v);
+      if (lane != 0) continue;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const i32 at = row + i * kAtOnce;
+        if (p.dlse.data != nullptr && at < valid) {
+          sums[i] -= *p.dlse.at(keys.sample, head, first_at + at);
+        }
+        keep(kRows + at, sums[i]);
+      }
+    }
+    if (own_row < kRows) keep(own_row, lse);
   }
 
   __device__ __forceinline__ float* sums(i32 head) const {
@@ -151,10 +166,13 @@ struct BackwardRows90 {
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>(s);
     ptx::pin_registers(dp);
-    exponentials_sm90(s, values, p.scale_log2);
+    float of_rows[8][2];
+    load_row_values(of_rows, values);
+    exponentials_sm90(s, of_rows, p.scale_log2);
     hide_sm90(s, p, key, keys.len, row, kDiagonalFlags);
     pack_probabilities_sm90<C.element>(packed_p, s);
-    score_gradients_sm90<C.element>(dp, packed_p, values);
+    load_row_values(of_rows, values + kRowValuesBytes / 2);
+    score_gradients_sm90<C.element>(dp, packed_p, of_rows);
     hide_sm90(dp, p, key, keys.len, row, kDiagonalFlags);
     pack_gradients_sm90<C.element>(packed_ds, dp);
 #pragma unroll

@@ -23,10 +23,10 @@
 // REGISTERS of a consumer at head dim 128: dK 64, dV 64, S 32, dP 32, dQ 32 (dead while S is read),
 // P 16, dS 16.
 //
-// THE STEADY STEP i: in flight S(i). Wait for it; issue dP(i); exponentials, P packed; issue
-// dV += P^T dO; wait for dP; dS = P (dP - delta) to registers and to shared memory; issue
-// dQ(i - 1) = dS(i - 1) K and dK += dS^T Q; wait for all; issue S(i + 1); add dQ(i - 1) to its
-// sums. dQ is one step late, so that the other warpgroup's dS has long arrived. S^T and dP^T (keys
+// THE STEADY STEP i: in flight S(i). Load what the step needs of shared memory; wait; issue dP(i); exponentials, P packed; issue
+// dV += P^T dO; load delta; wait for dP; dS = P (dP - delta) to registers and to shared memory; issue
+// dQ(i - 1) = dS(i - 1) K and dK += dS^T Q; wait for all; issue S(i + 1); release Q and dO; add
+// dQ(i - 1) to its sums. dQ is one step late, so that the other warpgroup's dS has long arrived. S^T and dP^T (keys
 // x queries) make P^T and dS^T operands in registers. The sums of dQ are in the order of
 // accumulators (query_sums.hpp), so that red.v4 writes whole lines.
 //
@@ -77,6 +77,7 @@ struct Backward90Consumer {
   StagePlace<kItemStages> place;
   u32 step = 0;
   u32 kv_parity = 0;
+  i32 last_tile = 0;  // of query rows, of the step before
 
   float dk[kDimPieces][4];
   float dv[kDimPieces][4];
@@ -122,10 +123,6 @@ struct Backward90Consumer {
     ptx::syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barrier);
   }
-  /// The stage of Q before the one at hand.
-  __device__ __forceinline__ u32 last_q() const {
-    return q.stage == 0 ? kRowStages - 1 : q.stage - 1;
-  }
   __device__ __forceinline__ u32 step_at(u32 index) const {
     return shared + kPlan.steps + index % kStepStages * 16;
   }
@@ -147,10 +144,9 @@ struct Backward90Consumer {
         dq, ptx::advance_descriptor(ds_columns, stage * kDsBytes), k_columns);
     ptx::wgmma_commit_group();
   }
-  /// Adds dQ of a step to its sums.
-  __device__ __forceinline__ void add_dq(u32 index) const {
-    const i64 tile = static_cast<i32>(ptx::ld_shared_u32(step_at(index)));
-    float* const to = p.dq_sum + tile * (kSm90BackwardRows * C.head_dim) +
+  /// Adds dQ of a step to the sums of its rows.
+  __device__ __forceinline__ void add_dq(i32 tile) const {
+    float* const to = p.dq_sum + i64{tile} * (kSm90BackwardRows * C.head_dim) +
                       (warp * (C.head_dim / 8) + group * kDqPieces) * 128 + lane * 4;
 #pragma unroll
     for (int i = 0; i < kDqPieces; ++i) ptx::red_add_x4_f32(to + i * 128, dq[i]);
@@ -185,8 +181,10 @@ struct Backward90Consumer {
   __device__ __forceinline__ void run_step() {
     const u32 row_values = shared + kPlan.row_values + q.stage * kRowValuesBytes + lane % 4 * 8;
     const u32 dout_stage = step % kDoutStages;
+    float of_rows[8][2];
+    load_row_values(of_rows, row_values);
+    const StepInfo info = load_step(step_at(step));
     ptx::wgmma_wait_group<0>(s);
-    if constexpr (!kFirst) arrive(barriers.q_empty(last_q()));
 
     ptx::mbarrier_wait_parity(barriers.dout_full(dout_stage), step / kDoutStages % 2);
     ptx::wgmma_fence();
@@ -194,9 +192,8 @@ struct Backward90Consumer {
         dp, v_rows, ptx::advance_descriptor(dout_rows, dout_stage * C.rows_bytes()));
     ptx::wgmma_commit_group();
 
-    exponentials_sm90(s, row_values, p.scale_log2);
-    const i32 flags =
-        static_cast<i32>(ptx::shfl_idx_u32(ptx::ld_shared_u32(step_at(step) + kStepFlags), 0));
+    exponentials_sm90(s, of_rows, p.scale_log2);
+    const i32 flags = static_cast<i32>(ptx::shfl_idx_u32(static_cast<u32>(info.flags), 0));
     if ((flags & kPartialStep << group) != 0) hide(s, flags);
     pack_probabilities_sm90<C.element>(packed_p, s);
     ptx::pin_registers(packed_p);
@@ -204,9 +201,10 @@ struct Backward90Consumer {
     multiply_keys_sm90<C.element, kFirst>(
         dv, packed_p, ptx::advance_descriptor(dout_columns, dout_stage * C.rows_bytes()));
     ptx::wgmma_commit_group();
+    load_row_values(of_rows, row_values + kRowValuesBytes / 2);
     ptx::wgmma_wait_group<1>(dp);
 
-    score_gradients_sm90<C.element>(dp, packed_p, row_values);
+    score_gradients_sm90<C.element>(dp, packed_p, of_rows);
     if ((flags & kPartialStep << group) != 0) hide(dp, flags);
     pack_gradients_sm90<C.element>(packed_ds, dp);
     store_ds();
@@ -216,6 +214,7 @@ struct Backward90Consumer {
     multiply_keys_sm90<C.element, kFirst>(
         dk, packed_ds, ptx::advance_descriptor(q_columns, q.stage * C.rows_bytes()));
     ptx::wgmma_commit_group();
+    const u32 q_stage = q.stage;
     q.next();
     ptx::wgmma_wait_group<0>(dv);
     ptx::pin_registers(dk);
@@ -224,11 +223,14 @@ struct Backward90Consumer {
       ptx::mbarrier_wait_parity(barriers.q_full(q.stage), q.parity);
       issue_scores();
     }
-    arrive(barriers.dout_empty(dout_stage));
-    if constexpr (!kFirst) {
-      if (lane == 0) ptx::mbarrier_arrive(barriers.ds_empty((step - 1) % kDsStages));
-      add_dq(step - 1);
+    ptx::syncwarp();
+    if (lane == 0) {
+      ptx::mbarrier_arrive(barriers.dout_empty(dout_stage));
+      ptx::mbarrier_arrive(barriers.q_empty(q_stage));
+      if constexpr (!kFirst) ptx::mbarrier_arrive(barriers.ds_empty((step - 1) % kDsStages));
     }
+    if constexpr (!kFirst) add_dq(last_tile);
+    last_tile = info.tile;
     ++step;
   }
 
@@ -252,13 +254,13 @@ struct Backward90Consumer {
       issue_dq(step - 1);
       ptx::wgmma_wait_group<0>(dq);
       ptx::pin_registers(dk);
-      arrive(barriers.q_empty(last_q()));
       const u32 stage = (step - 1) % kDsStages;
+      ptx::syncwarp();
       if (lane == 0) {
         ptx::mbarrier_arrive(barriers.ds_empty(stage));
         ptx::mbarrier_arrive(barriers.kv_empty());
       }
-      add_dq(step - 1);
+      add_dq(last_tile);
       // Both warpgroups' dQ have read dS, of this step and of the one before.
       ptx::mbarrier_wait_parity(barriers.ds_empty(stage), (step - 1) / kDsStages % 2);
       const KeyItem item = load_item<KeyItem>(item_at());

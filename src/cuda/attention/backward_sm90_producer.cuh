@@ -10,7 +10,7 @@ namespace stepwell::cuda {
 /// The shared addresses of a CTA's barriers. Arrivals:
 ///   q_full     1   the producer, and the bytes of Q and row values: StepInfo is there too
 ///   q_empty    8   consumer warps: dK of the step is complete. (With three stages of Q and two of
-///                  dO, and dO released after all products of a step, dout_empty says it first)
+///                  dO, and both released at once, dout_empty says it first: not needed as it is)
 ///   dout_full  1   the producer, and the bytes
 ///   dout_empty 8   consumer warps: dV of the step is complete
 ///   ds_full    8   consumer warps: dS of the step is written
@@ -82,13 +82,16 @@ struct StagePlace {
   }
 };
 
-/// Where a StepInfo has its other fields.
+/// Where a StepInfo has its first row.
 inline constexpr u32 kStepFirstRow = 4;
-inline constexpr u32 kStepFlags = 8;
 
 __device__ __forceinline__ void store_step(u32 at, const StepInfo& step) {
   ptx::st_shared_v4(at, {static_cast<u32>(step.tile), static_cast<u32>(step.first_row),
                          static_cast<u32>(step.flags), 0});
+}
+__device__ __forceinline__ StepInfo load_step(u32 at) {
+  const U32x4 words = ptx::ld_shared_v4(at);
+  return {static_cast<i32>(words.x), static_cast<i32>(words.y), static_cast<i32>(words.z)};
 }
 
 /// Where a KeyItem has its first key and length, side by side.
