@@ -58,7 +58,7 @@ void backward_sm90(const AttentionProblem& problem, std::byte* workspace, Launch
   BackwardSm90Launches launches = backward_sm90_params(problem, config, workspace, launcher);
   launch_ctas(BackwardRowsSm90Kernel{backward_rows_sm90_config(problem)}, launches.rows, launcher);
   launch_ctas(BackwardSm90Kernel{config}, launches.main, launcher);
-  const RowsConfig finish = finish_config(traits_of(problem));
+  const RowsConfig finish = finish_sm90_config(problem);
   launches.finish.grid = query_grid(problem, finish.tile_rows());
   launch(FinishKernel{finish}, launches.finish, launcher);
 }
@@ -138,7 +138,8 @@ std::vector<AttentionKernel> backward_kernels(const AttentionProblem& problem,
   }
   if (backward_sm90_takes(problem, limits)) {
     return {BackwardRowsSm90Kernel{backward_rows_sm90_config(problem)},
-            BackwardSm90Kernel{backward_sm90_config(problem)}, FinishKernel{finish_config(traits)}};
+            BackwardSm90Kernel{backward_sm90_config(problem)},
+            FinishKernel{finish_sm90_config(problem)}};
   }
   std::vector<AttentionKernel> kernels{PrepareKernel{prepare_config(traits)},
                                        BackwardKernel{backward_config(traits, limits)}};

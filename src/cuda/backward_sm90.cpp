@@ -72,6 +72,10 @@ BackwardRowsSm90Config backward_rows_sm90_config(const AttentionProblem& problem
           .grouped = diagonal && problem.group() > 1};
 }
 
+RowsConfig finish_sm90_config(const AttentionProblem& problem) {
+  return {.dim = sm90_head_dim(problem), .element = element_of(problem)};
+}
+
 std::size_t backward_sm90_workspace_bytes(const AttentionProblem& problem) {
   return workspace_of(problem, backward_sm90_config(problem)).bytes;
 }

@@ -16,6 +16,7 @@ bool backward_sm90_takes(const AttentionProblem& problem, const DeviceLimits& li
 /// Of a problem that it takes.
 BackwardSm90Config backward_sm90_config(const AttentionProblem& problem);
 BackwardRowsSm90Config backward_rows_sm90_config(const AttentionProblem& problem);
+RowsConfig finish_sm90_config(const AttentionProblem& problem);
 
 /// Of shapes only.
 std::size_t backward_sm90_workspace_bytes(const AttentionProblem& problem);

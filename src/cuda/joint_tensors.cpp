@@ -14,6 +14,7 @@ using geometry::Packing;
 using u64 = unsigned long long;  // as TiledTensor has it
 
 constexpr u64 kElementBytes = 2;
+constexpr int kSlabDims = 64;                 // of a slab in shared memory
 constexpr u64 kLargestStride = u64{1} << 40;  // of a tensor map, in bytes; not included
 
 // Where the number of SMs is not known, any will do.
@@ -40,8 +41,7 @@ bool is_joint_of_one_view(const AttentionProblem& problem) {
 }  // namespace
 
 bool sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits) {
-  const bool dims = problem.head_dim == 128 ? problem.head_dim_v == 128
-                                            : problem.head_dim <= 64 && problem.head_dim_v <= 64;
+  const bool dims = problem.head_dim <= 128 && problem.head_dim_v <= 128;
   const HalfTensors& tensors = problem.halves[0];  // joint: those of both halves
   return limits.warpgroups && is_joint_of_one_view(problem) && dims && problem.softcap == 0.0 &&
          problem.dropout_p == 0.0 && has_map(problem, tensors.q, problem.heads_q) &&
@@ -49,7 +49,11 @@ bool sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits) {
          has_map(problem, tensors.v, problem.heads_kv);
 }
 
-int sm90_head_dim(const AttentionProblem& problem) { return problem.head_dim == 128 ? 128 : 64; }
+int sm90_head_dim(const AttentionProblem& problem) {
+  return std::max(problem.head_dim, problem.head_dim_v) > kSlabDims ? 128 : 64;
+}
+
+bool is_by_slab(int dim) { return dim > kSlabDims && dim % kSlabDims != 0; }
 
 std::int32_t persistent_ctas(std::int64_t items, const DeviceLimits& limits) {
   return static_cast<std::int32_t>(
@@ -77,13 +81,16 @@ TiledTensor tiled_half(const AttentionProblem& problem, const Rows& rows, Half h
       static_cast<const unsigned short*>(rows.data) + first_row(layout, half) * rows.row_stride;
   t.rank = 5;
   t.swizzle = Swizzle::k128;
-  const int slabs = (dim + 63) / 64;
-  const u64 dims[] = {static_cast<u64>(std::min(dim, 64)), static_cast<u64>(layout.part_rows()),
-                      static_cast<u64>(slabs), static_cast<u64>(heads),
-                      static_cast<u64>(layout.batch)};
-  const u64 strides[] = {bytes(rows.row_stride, layout.joint_rows), 64 * kElementBytes,
+  // Where the last slab is not whole, dims behind it are those of the next head, and only the first
+  // dimension of a map can leave them out.
+  const bool by_slab = is_by_slab(dim);
+  const int slabs = by_slab ? 1 : (dim + kSlabDims - 1) / kSlabDims;
+  const u64 dims[] = {static_cast<u64>(by_slab ? dim : std::min(dim, kSlabDims)),
+                      static_cast<u64>(layout.part_rows()), static_cast<u64>(slabs),
+                      static_cast<u64>(heads), static_cast<u64>(layout.batch)};
+  const u64 strides[] = {bytes(rows.row_stride, layout.joint_rows), kSlabDims * kElementBytes,
                          bytes(rows.head_stride, heads), bytes(rows.batch_stride, layout.batch)};
-  const unsigned box[] = {64, box_rows, box_slabs, 1, 1};
+  const unsigned box[] = {kSlabDims, box_rows, by_slab ? 1 : box_slabs, 1, 1};
   std::copy(std::begin(dims), std::end(dims), t.dims);
   std::copy(std::begin(strides), std::end(strides), t.strides);
   std::copy(std::begin(box), std::end(box), t.box);

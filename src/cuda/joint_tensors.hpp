@@ -10,12 +10,15 @@
 namespace stepwell::cuda {
 
 /// What all kernels for sm_90a need: a GPU with warpgroups, a joint layout of one view that is not
-/// packed, blocks from position 0, clean rows that see blocks or their past, 16 bits, head dims of
-/// 128 or up to 64, q, k and v that tensor maps can describe, no softcap and no dropout.
+/// packed, blocks from position 0, clean rows that see blocks or their past, 16 bits, head dims up
+/// to 128, q, k and v that tensor maps can describe, no softcap and no dropout.
 bool sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits);
 
-/// Of those kernels: 64 or 128, that of q, k and v or the next.
+/// Of those kernels: 64 or 128, at least those of q, k and v.
 int sm90_head_dim(const AttentionProblem& problem);
+
+/// Whether a tensor with this head dim has one slab of 64 dims that is whole and one that is not.
+bool is_by_slab(int dim);
 
 /// One on each SM, or fewer.
 std::int32_t persistent_ctas(std::int64_t items, const DeviceLimits& limits);
@@ -29,6 +32,8 @@ void set_joint_layout(const AttentionProblem& problem, Params& p) {
   p.block_size = layout.mask.block_size;
   p.clean_causal = layout.mask.clean == geometry::CleanRule::kCausal;
   p.noisy_causal = layout.mask.noisy == geometry::NoisyRule::kCausal;
+  p.qk_by_slab = is_by_slab(problem.head_dim);
+  p.v_by_slab = is_by_slab(problem.head_dim_v);
   p.rows = static_cast<std::int32_t>(layout.part_rows());
 }
 
@@ -39,7 +44,8 @@ bool has_map(const AttentionProblem& problem, const Rows& rows, int heads);
 std::int64_t first_row(const geometry::Layout& layout, geometry::Half half);
 
 /// What the map of a half is made from, with the dimensions 64 dims of a slab, row of the half,
-/// slab, head and sample.
+/// slab, head and sample; where is_by_slab(dim), dim, row, 1, head and sample, and boxes of one
+/// slab.
 TiledTensor tiled_half(const AttentionProblem& problem, const Rows& rows, geometry::Half half,
                        int heads, int dim, unsigned box_rows, unsigned box_slabs);
 

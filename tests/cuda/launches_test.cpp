@@ -29,11 +29,11 @@ void expect_backward(const Recorder& recorder, const AttentionProblem& problem,
 
 TEST(Launches, Forward) {
   const AttentionProblem problem = batched_problem(3, 300, 1, {8, 2, 120, 64});
-  Recorder recorder(limits_of(9, 0));
+  Recorder recorder(limits_of(8, 0));
   forward(problem, recorder);
   ASSERT_EQ(recorder.launches.size(), 1u);
   const Launch& launch = recorder.launches[0];
-  const ForwardConfig config = forward_config({120, 64}, limits_of(9, 0));
+  const ForwardConfig config = forward_config({120, 64}, limits_of(8, 0));
   EXPECT_TRUE(key_of(launch.kernel) == key_of(ForwardKernel{config}));
   EXPECT_EQ(launch.ctas, 6 * ((300 + config.tile_q() - 1) / config.tile_q()) * 2 * 4);
   const auto p = launch.as<ForwardParams>();
@@ -101,7 +101,7 @@ TEST(Launches, Float32) {
 TEST(Launches, DeterministicBackward) {
   AttentionProblem problem = batched_problem(3, 300, 1, {8, 2, 120, 72});
   problem.deterministic = true;
-  const DeviceLimits limits = limits_of(9, 0);
+  const DeviceLimits limits = limits_of(8, 0);
   Recorder recorder(limits);
   alignas(64) static std::byte workspace[64];  // an address only
   backward(problem, workspace, recorder);
@@ -144,8 +144,8 @@ TEST(Launches, NoneWhereNothingIsWritten) {
 
 TEST(Launches, Descriptions) {
   const AttentionProblem problem = batched_problem(1, 64);
-  EXPECT_EQ(describe_forward(problem, limits_of(9, 0)),
-            "cuda attention_forward_sm80 dim=128 dim_v=64 bf16 128x64, 4 warps, 2 CTAs an SM");
+  EXPECT_EQ(describe_forward(problem, limits_of(8, 0)),
+            "cuda attention_forward_sm80 dim=128 dim_v=64 bf16 128x32, 4 warps, 2 CTAs an SM");
   EXPECT_NE(describe_backward(problem, limits_of(8, 6)).find("attention_backward_sm80"),
             std::string::npos);
   EXPECT_EQ(describe_backward(problem, limits_of(8, 6)).find("attention_backward_dq"),

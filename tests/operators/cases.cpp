@@ -262,6 +262,15 @@ void add_strips(std::vector<Case>& cases) {
   diffusion(c).clean = CleanAttention::kCausal;
   c.seqused = {300, 219};
   cases.push_back(c);
+  // Head dims of a slab of 64 and a part of one.
+  c.name = "strips_dim96_any_block";
+  c.head_dim = 96;
+  c.head_dim_v = 72;
+  cases.push_back(c);
+  c.name = "strips_dim96";
+  diffusion(c).block_size = 8;
+  c.head_dim_v = 96;
+  cases.push_back(c);
   // Maxima that move from tile to tile.
   c = batched("strips_large_logits", blocks(4), 260);
   c.input_scale = 20.0;

@@ -118,16 +118,17 @@ struct BackwardRows90 {
 
   /// Requests Q and dO of a head, K and V before the first one. By one thread.
   __device__ __forceinline__ void request(i32 head, bool with_keys) const {
-    const auto load = [&](u32 to, const TensorMap& map, i32 at_head) {
-      ptx::tensor_load_5d(shared + to, map, barrier(), 0, first, 0, at_head, keys.sample);
+    const auto load = [&](u32 to, const TensorMap& map, i32 at_head, bool by_slab) {
+      load_slabs<C.slabs()>(shared + to, kSlabBytes, map, barrier(), first, at_head, keys.sample,
+                            by_slab);
     };
     ptx::mbarrier_arrive_expect_tx(barrier(), (with_keys ? 4 : 2) * C.tile_bytes());
     if (with_keys) {
-      load(kPlan.k, p.noisy_k, keys.head_kv);
-      load(kPlan.v, p.noisy_v, keys.head_kv);
+      load(kPlan.k, p.noisy_k, keys.head_kv, p.qk_by_slab);
+      load(kPlan.v, p.noisy_v, keys.head_kv, p.v_by_slab);
     }
-    load(kPlan.q, p.q[0], head);
-    load(kPlan.dout, p.dout[0], head);
+    load(kPlan.q, p.q[0], head, p.qk_by_slab);
+    load(kPlan.dout, p.dout[0], head, p.v_by_slab);
   }
 
   /// Waits for what was requested. Rows without a token may hold anything, and become zeros: a warp

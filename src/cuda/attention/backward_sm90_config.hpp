@@ -110,7 +110,7 @@ constexpr BackwardRowsSm90Plan backward_rows_sm90_plan(BackwardRowsSm90Config co
 }
 
 /// By geometry::Half where there are two of a kind. Maps have the dimensions 64 dims of a slab, row
-/// of the half, slab, head and sample.
+/// of the half, slab, head and sample; or, `by_slab`, dim, row, 1, head and sample.
 struct BackwardSm90Params {
   TensorMap q[2], dout[2];     // boxes of a tile of query rows
   TensorMap k[2], v[2];        // boxes of an item's keys
@@ -133,6 +133,8 @@ struct BackwardSm90Params {
   i32 block_size = 1;
   bool clean_causal = false;
   bool noisy_causal = false;
+  bool qk_by_slab = false;  // maps of q and k; those of v and dout
+  bool v_by_slab = false;
   i32 rows = 0;       // tokens of a half, valid or not
   i32 row_tiles = 0;  // tiles of 64 rows of a half
   i32 heads_q = 0;

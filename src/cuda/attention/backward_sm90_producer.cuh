@@ -132,16 +132,16 @@ struct Backward90Producer {
   /// `extra` bytes that load_extra(barrier) requests; clear_extra(valid) clears what of them
   /// belongs to rows from `valid` on.
   template <int kRows, class LoadExtra, class ClearExtra>
-  __device__ __forceinline__ void load(u32 to, const TensorMap& map, u32 full, i32 row, i32 head,
-                                       i32 sample, i32 len, int extra, LoadExtra&& load_extra,
-                                       ClearExtra&& clear_extra) {
+  __device__ __forceinline__ void load(u32 to, const TensorMap& map, bool by_slab, u32 full,
+                                       i32 row, i32 head, i32 sample, i32 len, int extra,
+                                       LoadExtra&& load_extra, ClearExtra&& clear_extra) {
     constexpr int kBytes = kRows * C.head_dim * 2;
     const i32 valid = len - row;
     const bool ragged = valid < kRows && len < p.rows;
     const u32 barrier = ragged ? barriers.ragged() : full;
     if (leader) {
       ptx::mbarrier_arrive_expect_tx(barrier, kBytes + extra);
-      ptx::tensor_load_5d(to, map, barrier, 0, row, 0, head, sample);
+      load_slabs<C.slabs()>(to, kRows * 128, map, barrier, row, head, sample, by_slab);
       load_extra(barrier);
     }
     if (!ragged) return;
@@ -165,7 +165,7 @@ struct Backward90Producer {
     const int half = 1 - item.noisy;
     constexpr u32 kPart = kSm90BackwardKeys * 64;  // of a warpgroup
     load<kSm90BackwardKeys>(
-        shared + kPlan.k, p.k[half], barriers.k_full(), item.first_key, item.head_kv, item.sample,
+        shared + kPlan.k, p.k[half], p.qk_by_slab, barriers.k_full(), item.first_key, item.head_kv, item.sample,
         item.len, C.splits_slab() ? 2 * kPart : 0,
         [&](u32 barrier) {
           if constexpr (!C.splits_slab()) return;
@@ -186,7 +186,7 @@ struct Backward90Producer {
   __device__ __forceinline__ void load_v() {
     const KeyItem item = this->item();
     load<kSm90BackwardKeys>(
-        shared + kPlan.v, p.v[1 - item.noisy], barriers.v_full(), item.first_key, item.head_kv,
+        shared + kPlan.v, p.v[1 - item.noisy], p.v_by_slab, barriers.v_full(), item.first_key, item.head_kv,
         item.sample, item.len, 0, [](u32) {}, [](i32) {});
   }
 
@@ -250,7 +250,7 @@ struct Backward90Producer {
                    {number, rows.first_row, step_flags(p, item, rows)});
       }
       load<kSm90BackwardRows>(
-          shared + kPlan.q + q.stage * C.rows_bytes(), p.q[half], barriers.q_full(q.stage),
+          shared + kPlan.q + q.stage * C.rows_bytes(), p.q[half], p.qk_by_slab, barriers.q_full(q.stage),
           rows.first_row, rows.head, item.sample, item.len, kRowValuesBytes,
           [&](u32 barrier) {
             ptx::bulk_load(shared + kPlan.row_values + q.stage * kRowValuesBytes,
@@ -265,7 +265,7 @@ struct Backward90Producer {
     wait_together(barriers.dout_empty(stage), steps / kDoutStages % 2 ^ 1);
     const KeyItem item = this->item();
     load<kSm90BackwardRows>(
-        shared + kPlan.dout + stage * C.rows_bytes(), p.dout[half], barriers.dout_full(stage),
+        shared + kPlan.dout + stage * C.rows_bytes(), p.dout[half], p.v_by_slab, barriers.dout_full(stage),
         tile * kSm90BackwardRows, item.head_kv * p.group() + group_head, item.sample, item.len, 0,
         [](u32) {}, [](i32) {});
     ++steps;

@@ -386,7 +386,12 @@ struct Forward90Consumer {
     ptx::fence_proxy_async();
     ptx::bar_sync(3 + half, 128);
     if (thread == 0) {
-      ptx::tensor_store_5d(p.out[half], to, 0, kStripRows * last_strip, 0, last_head, last_sample);
+      const i32 first = kStripRows * last_strip;
+      ptx::tensor_store_5d(p.out[half], to, 0, first, 0, last_head, last_sample);
+      if (C.slabs() > 1 && p.v_by_slab) {
+        ptx::tensor_store_5d(p.out[half], to + kStripSlabBytes, 64, first, 0, last_head,
+                             last_sample);
+      }
       ptx::bulk_commit_group();
     }
     const FloatRows& lse = p.lse[half];

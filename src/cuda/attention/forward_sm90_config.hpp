@@ -55,7 +55,7 @@ constexpr ForwardSm90Plan forward_sm90_plan(ForwardSm90Config config) {
 }
 
 /// By geometry::Half where there are two of a kind. Maps have the dimensions 64 dims of a slab, row
-/// of the half, slab, head and sample.
+/// of the half, slab, head and sample; or, `by_slab`, dim, row, 1, head and sample.
 struct ForwardSm90Params {
   TensorMap q[2], out[2];          // boxes of a strip
   TensorMap k[2], v[2];            // boxes of a whole tile
@@ -71,6 +71,8 @@ struct ForwardSm90Params {
   i32 block_size = 1;
   bool clean_causal = false;
   bool noisy_causal = false;
+  bool qk_by_slab = false;  // maps of q and k; those of v and out
+  bool v_by_slab = false;
   i32 heads_kv = 0;
   i32 head_dim_v = 0;
   float scale_log2 = 0.0f;  // softmax scale * log2(e), positive

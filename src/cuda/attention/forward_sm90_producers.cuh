@@ -95,8 +95,8 @@ __device__ __forceinline__ void produce_queries(const ForwardSm90Params& p, u32 
         const u32 to = shared + kPlan.q + q.slot() * 2 * C.strip_bytes();
         ptx::mbarrier_arrive_expect_tx(full, 2 * C.strip_bytes());
         for (int half = 0; half < 2; ++half) {
-          ptx::tensor_load_5d(to + half * C.strip_bytes(), p.q[half], full, 0,
-                              kStripRows * item.strip, 0, item.head, item.sample);
+          load_slabs<C.slabs()>(to + half * C.strip_bytes(), kStripRows * 128, p.q[half], full,
+                                kStripRows * item.strip, item.head, item.sample, p.qk_by_slab);
         }
       } else {
         ptx::mbarrier_arrive(full);
@@ -140,23 +140,27 @@ __device__ __forceinline__ TileLoad tile_load(const KeyTiles<kSmallBlocks>& tile
 template <ForwardSm90Config C>
 __device__ __forceinline__ void request_tile_sm90(u32 to, u32 barrier, const TensorMap (&whole)[2],
                                                   const TensorMap (&part)[2],
-                                                  const TileLoad& load) {
+                                                  const TileLoad& load, bool by_slab) {
   constexpr int kSlabBytes = kSm90TileKeys * 128;
   constexpr int kPartBytes = 64 * 128;
   const int half = load.noisy ? 0 : 1;
   const u32 bytes = load.rows == TileRows::kNarrow ? C.tile_bytes() / 2 : C.tile_bytes();
   ptx::mbarrier_arrive_expect_tx(barrier, bytes);
   if (load.rows == TileRows::kWhole) {
-    ptx::tensor_load_5d(to, whole[half], barrier, 0, load.key, 0, load.head_kv, load.sample);
+    load_slabs<C.slabs()>(to, kSlabBytes, whole[half], barrier, load.key, load.head_kv, load.sample,
+                          by_slab);
     return;
   }
 #pragma unroll
   for (int slab = 0; slab < C.slabs(); ++slab) {
     const u32 at = to + slab * kSlabBytes;
-    ptx::tensor_load_5d(at, part[half], barrier, 0, load.key, slab, load.head_kv, load.sample);
+    const int dim = by_slab ? 64 * slab : 0;
+    const int slab_of_map = by_slab ? 0 : slab;
+    ptx::tensor_load_5d(at, part[half], barrier, dim, load.key, slab_of_map, load.head_kv,
+                        load.sample);
     if (load.rows == TileRows::kMerged) {
-      ptx::tensor_load_5d(at + kPartBytes, part[0], barrier, 0, load.key, slab, load.head_kv,
-                          load.sample);
+      ptx::tensor_load_5d(at + kPartBytes, part[0], barrier, dim, load.key, slab_of_map,
+                          load.head_kv, load.sample);
     }
   }
 }
@@ -191,7 +195,9 @@ __device__ __forceinline__ void produce_keys(const ForwardSm90Params& p, u32 sha
     const int rows = last.rows == TileRows::kWhole ? kSm90TileKeys : 64;
     const bool ragged = last.len < p.rows && last.len < last.key + rows;
     const u32 full = barriers.v_full(v.slot());
-    if (leader) request_tile_sm90<C>(to, ragged ? barriers.ragged() : full, p.v, p.v_part, last);
+    if (leader) {
+      request_tile_sm90<C>(to, ragged ? barriers.ragged() : full, p.v, p.v_part, last, p.v_by_slab);
+    }
     if (ragged) {
       wait_together(barriers.ragged(), ragged_parity);
       ragged_parity ^= 1;
@@ -215,7 +221,7 @@ __device__ __forceinline__ void produce_keys(const ForwardSm90Params& p, u32 sha
       wait_together(barriers.k_empty(k.slot()), k.parity() ^ 1);
       if (leader) {
         request_tile_sm90<C>(shared + kPlan.k + k.slot() * C.tile_bytes(),
-                             barriers.k_full(k.slot()), p.k, p.k_part, load);
+                             barriers.k_full(k.slot()), p.k, p.k_part, load, p.qk_by_slab);
       }
       k.next();
       if (pending) load_v();

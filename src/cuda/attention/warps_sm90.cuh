@@ -13,6 +13,23 @@ __device__ __forceinline__ void wait_together(u32 barrier, u32 parity) {
   ptx::syncwarp();
 }
 
+/// Loads a box of all kSlabs slabs of 64 dims. `by_slab`: the last slab of the tensor is not whole,
+/// its map has the dimension dim for the first and for slabs one of 1, and boxes of one slab.
+template <int kSlabs>
+__device__ __forceinline__ void load_slabs(u32 to, u32 slab_bytes, const TensorMap& map,
+                                           u32 barrier, i32 row, i32 head, i32 sample,
+                                           bool by_slab) {
+  if (kSlabs == 1 || !by_slab) {
+    ptx::tensor_load_5d(to, map, barrier, 0, row, 0, head, sample);
+    return;
+  }
+#pragma unroll
+  for (int slab = 0; slab < kSlabs; ++slab) {
+    ptx::tensor_load_5d(to + static_cast<u32>(slab) * slab_bytes, map, barrier, 64 * slab, row, 0,
+                        head, sample);
+  }
+}
+
 /// Zeros over rows [valid, rows) of one slab: rows that hold no token may have anything, and 0
 /// times NaN is NaN. By one warp.
 template <int kRowBytes = 128>
