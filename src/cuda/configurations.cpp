@@ -135,15 +135,17 @@ bool has_registers(const BackwardConfig& c, Needs needs, const DeviceLimits& lim
   const int gradients = c.tile_kv * (c.head_dim + c.head_dim_v) / c.threads();
   const int scores = c.by_key() ? 32 * c.score_keys() / 32 : c.tile_q * c.tile_kv / c.threads();
   const int dq = c.tile_q * c.head_dim / c.threads();
-  // The compilers for compute capabilities from 10 on spill a little earlier; for 9.0 where both
-  // options meet and q and k are wider than v.
+  // The compilers for compute capabilities from 10 on spill a little earlier, in f16 earlier yet;
+  // for 9.0 where q and k are wider than v, with both options, or in f16 with softcap alone.
   const bool early = limits.major >= 10;
-  const bool wide_q =
-      limits.major == 9 && c.tile_q == 64 && c.softcap && c.dropout && c.head_dim > c.head_dim_v;
+  const bool wide_q = limits.major == 9 && c.tile_q == 64 && c.softcap &&
+                      (c.dropout || c.element == Element::kFloat16) && c.head_dim > c.head_dim_v;
   const bool four_warps = c.warps == 4 && c.tile_kv == 64;
   const int most_scores = !four_warps || lean ? 184 : wide_q ? 112 : early ? 128 : 184;
   return gradients + scores + scores / 2 <= most_scores &&
-         gradients + dq <= (early && c.tile_kv == 128 ? 168 : 192);
+         gradients + dq <= (early && c.tile_kv == 128                                    ? 168
+                            : early && c.tile_kv == 96 && c.element == Element::kFloat16 ? 184
+                                                                                         : 192);
 }
 
 // ---------------------------------------------------------------------------------------------- dQ
