@@ -569,8 +569,9 @@ def strided_views(kind, dtype):
     if kind == "heads_first":
         return tuple(torch.randn(3, 2, 4, 96, 64, dtype=dtype, device="cuda").transpose(2, 3))
     if kind == "expanded":
-        x = torch.randn(2, 96, 1, 64, dtype=dtype, device="cuda")
-        return x.repeat(1, 1, 4, 1), x.expand(-1, -1, 4, -1), x.expand(-1, -1, 4, -1)
+        # q apart from k: of rows that see themselves alone, gradients would be all rounding.
+        q, x = torch.randn(2, 2, 96, 4, 64, dtype=dtype, device="cuda")
+        return q, *(x[:, :, :1].expand(-1, -1, 4, -1) for _ in range(2))
     padded = torch.randn(3, 2, 96, 4, 73, dtype=dtype, device="cuda")
     return tuple(padded[..., 3:67])  # "unaligned"
 
@@ -602,8 +603,7 @@ def test_strides(kind, dtype):
             assert_same(expected_grads, grads, ("dq", "dk", "dv"))
         else:
             for x, y in zip(grads, expected_grads, strict=True):
-                # q is k here: most rows see themselves, and differences of large terms are left.
-                assert (x - y).float().norm() <= 2**-4 * y.float().norm()
+                assert (x - y).float().norm() <= 2**-6 * y.float().norm()
 
 
 # ------------------------------------------------------------------------------------ float32
