@@ -29,7 +29,7 @@ if ((static)); then
   step "Formatting and lints"
   shellcheck -x .ci/run scripts/*.sh
   pip_install 'ruff==0.17.6'
-  mapfile -t cpp_files < <(git ls-files '*.cpp' '*.hpp')
+  mapfile -t cpp_files < <(git ls-files '*.cpp' '*.hpp' '*.cuh')
   clang-format --dry-run -Werror "${cpp_files[@]}"
   "$python" -m ruff check .
   "$python" -m ruff format --check .

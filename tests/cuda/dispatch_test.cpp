@@ -160,17 +160,21 @@ TEST(Dispatch, DeviceArraysAreNotRead) {
   EXPECT_EQ(driver().launches, before + 1);
 }
 
+cuda::TiledTensor tensor_of(unsigned long long rows) {
+  return {.data = &stream_memory,
+          .rank = 5,
+          .dims = {64, rows, 2, 8, 3},
+          .strides = {2048, 128, 256, 614400},
+          .box = {64, 128, 2, 1, 1},
+          .swizzle = cuda::Swizzle::k128};
+}
+
 TEST(Dispatch, TensorMapsComeFromTheDriver) {
   const cuda::GpuLauncher launcher(1, nullptr);
   EXPECT_EQ(launcher.limits().major, 9);
   EXPECT_EQ(launcher.limits().sms, 11);
   EXPECT_TRUE(launcher.limits().warpgroups);
-  cuda::TiledTensor tensor{.data = &stream_memory,
-                           .rank = 5,
-                           .dims = {64, 300, 2, 8, 3},
-                           .strides = {2048, 128, 256, 614400},
-                           .box = {64, 128, 2, 1, 1},
-                           .swizzle = cuda::Swizzle::k128};
+  cuda::TiledTensor tensor = tensor_of(300);
   const cuda::TensorMap map = launcher.tensor_map(tensor);
   EXPECT_EQ(map.opaque[15], 0x5a5a5a5a5a5a5a5aull);
   const StandInDriver::TensorMap& seen = driver().last_tensor_map;
@@ -194,12 +198,7 @@ TEST(Dispatch, TensorMapsComeFromTheDriver) {
 
 TEST(Dispatch, TensorMapsAreMadeOnce) {
   const cuda::GpuLauncher launcher(1, nullptr);
-  cuda::TiledTensor tensor{.data = &stream_memory,
-                           .rank = 5,
-                           .dims = {64, 301, 2, 8, 3},
-                           .strides = {2048, 128, 256, 614400},
-                           .box = {64, 128, 2, 1, 1},
-                           .swizzle = cuda::Swizzle::k128};
+  cuda::TiledTensor tensor = tensor_of(301);
   int made = driver().tensor_maps;
   const auto expect_made = [&](const cuda::GpuLauncher& by, int more) {
     by.tensor_map(tensor);

@@ -455,7 +455,7 @@ BUGS = [
         "upper ? word[j] : word[j + step]",
         "upper ? word[j + step] : word[j]",
     ),
-    backward("dlse added instead of subtracted", ROWS, "sum -= *p.dlse", "sum += *p.dlse"),
+    backward("dlse added instead of subtracted", ROWS, "sum[0] -= *p.dlse", "sum[0] += *p.dlse"),
     backward("dQ not scaled", ROWS, "ptx::float_of(x) * p.softmax_scale", "ptx::float_of(x)"),
     backward(
         "query hull a row short",

@@ -89,22 +89,18 @@ __device__ __forceinline__ void hide_sm90(float (&x)[8][4], const BackwardSm90Pa
   }
 }
 
-/// Values of rows 8 i + {0, 1} of the lane: log-sum-exp from the place that the lane has in a tile's,
-/// delta from kRowValuesBytes / 2 behind it.
-template <int kFirst = 0, int kEnd = 8>
+/// Values of rows 8 i + {0, 1}, from the lane's place among those of a tile: its log-sum-exp, or,
+/// kRowValuesBytes / 2 behind, its delta.
 __device__ __forceinline__ void load_row_values(float (&values)[8][2], u32 at) {
 #pragma unroll
-  for (int i = kFirst; i < kEnd; ++i) {
-    ptx::ld_shared_v2(at + i * 32, values[i][0], values[i][1]);
-  }
+  for (int i = 0; i < 8; ++i) ptx::ld_shared_v2(at + i * 32, values[i][0], values[i][1]);
 }
 
 /// S becomes exp2(S scale_log2 - lse).
-template <int kFirst = 0, int kEnd = 8>
 __device__ __forceinline__ void exponentials_sm90(float (&s)[8][4], const float (&lse)[8][2],
                                                   float scale_log2) {
 #pragma unroll
-  for (int i = kFirst; i < kEnd; ++i) {
+  for (int i = 0; i < 8; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       s[i][j] = ptx::ex2_approx(ptx::fma_f32(s[i][j], scale_log2, -lse[i][j % 2]));

@@ -35,13 +35,14 @@ __device__ __forceinline__ void attention_backward_prepare(const BackwardParams&
     const i32 row = base + thread / kLanes;
     const bool inside = row < rows.valid.end;
     const i64 at = rows.first + (inside ? row : rows.valid.begin);
-    float sum =
-        row_product<C.element, kLanes>(out, dout, batch, at, rows.head, lane, inside, p.head_dim_v);
+    float sum[1];
+    row_products<C.element, kLanes, 1>(sum, out, dout, batch, at, rows.head, lane, inside ? 1 : 0,
+                                       p.head_dim_v);
     if (!inside) continue;
     if (lane == 0) {
-      if (p.dlse[h].data != nullptr) sum -= *p.dlse[h].at(batch, rows.head, at);
+      if (p.dlse[h].data != nullptr) sum[0] -= *p.dlse[h].at(batch, rows.head, at);
       const float lse = *p.lse[h].at(batch, rows.head, at) * kLog2OfE;
-      ptx::st_global_v2(p.row_values[h].at(batch, rows.head) + (padded + row) * 2, lse, sum);
+      ptx::st_global_v2(p.row_values[h].at(batch, rows.head) + (padded + row) * 2, lse, sum[0]);
     }
   }
   if (p.dq_sum[h].data == nullptr) return;

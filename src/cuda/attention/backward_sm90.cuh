@@ -23,12 +23,13 @@
 // REGISTERS of a consumer at head dim 128: dK 64, dV 64, S 32, dP 32, dQ 32 (dead while S is read),
 // P 16, dS 16.
 //
-// THE STEADY STEP i: in flight S(i). Load what the step needs of shared memory; wait; issue dP(i); exponentials, P packed; issue
-// dV += P^T dO; load delta; wait for dP; dS = P (dP - delta) to registers and to shared memory; issue
-// dQ(i - 1) = dS(i - 1) K and dK += dS^T Q; wait for all; issue S(i + 1); release Q and dO; add
-// dQ(i - 1) to its sums. dQ is one step late, so that the other warpgroup's dS has long arrived. S^T and dP^T (keys
-// x queries) make P^T and dS^T operands in registers. The sums of dQ are in the order of
-// accumulators (query_sums.hpp), so that red.v4 writes whole lines.
+// THE STEADY STEP i: in flight S(i). Load what the step needs of shared memory; wait for S; issue
+// dP(i); exponentials, P packed; issue dV += P^T dO; load delta; wait for dP; dS = P (dP - delta)
+// to registers and to shared memory; issue dQ(i - 1) = dS(i - 1) K and dK += dS^T Q; wait for all;
+// issue S(i + 1); release Q and dO; add dQ(i - 1) to its sums. dQ is one step late, so that the
+// other warpgroup's dS has long arrived. S^T and dP^T (keys x queries) make P^T and dS^T operands
+// in registers. The sums of dQ are in the order of accumulators (query_sums.hpp), so that red.v4
+// writes whole lines.
 //
 // The compiler serialises wgmma, silently right and slow, where it cannot follow (notes C75xx; the
 // compile gate fails on them). Hence: S, dP and dQ by a first instruction that does not read them
@@ -44,6 +45,7 @@
 //   half of a step skipped where one warpgroup's keys are all hidden         0.88, 0.74
 //   barriers tested early, log-sum-exp loaded before the wait, other places of single loads:
 //                                                                            0.85 - 0.96
+//   (here all loads before the waits, and Q released early, gave 1.06 - 1.15)
 //   the last arrival at a tile of dQ rounds it here                          0.67, 0.70
 #pragma once
 

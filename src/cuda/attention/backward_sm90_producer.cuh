@@ -165,8 +165,8 @@ struct Backward90Producer {
     const int half = 1 - item.noisy;
     constexpr u32 kPart = kSm90BackwardKeys * 64;  // of a warpgroup
     load<kSm90BackwardKeys>(
-        shared + kPlan.k, p.k[half], p.qk_by_slab, barriers.k_full(), item.first_key, item.head_kv, item.sample,
-        item.len, C.splits_slab() ? 2 * kPart : 0,
+        shared + kPlan.k, p.k[half], p.qk_by_slab, barriers.k_full(), item.first_key, item.head_kv,
+        item.sample, item.len, C.splits_slab() ? 2 * kPart : 0,
         [&](u32 barrier) {
           if constexpr (!C.splits_slab()) return;
           for (u32 i = 0; i < 2; ++i) {
@@ -186,8 +186,8 @@ struct Backward90Producer {
   __device__ __forceinline__ void load_v() {
     const KeyItem item = this->item();
     load<kSm90BackwardKeys>(
-        shared + kPlan.v, p.v[1 - item.noisy], p.v_by_slab, barriers.v_full(), item.first_key, item.head_kv,
-        item.sample, item.len, 0, [](u32) {}, [](i32) {});
+        shared + kPlan.v, p.v[1 - item.noisy], p.v_by_slab, barriers.v_full(), item.first_key,
+        item.head_kv, item.sample, item.len, 0, [](u32) {}, [](i32) {});
   }
 
   /// The next item with a valid key becomes the one at hand, and consumers get it; keys without are
@@ -250,8 +250,9 @@ struct Backward90Producer {
                    {number, rows.first_row, step_flags(p, item, rows)});
       }
       load<kSm90BackwardRows>(
-          shared + kPlan.q + q.stage * C.rows_bytes(), p.q[half], p.qk_by_slab, barriers.q_full(q.stage),
-          rows.first_row, rows.head, item.sample, item.len, kRowValuesBytes,
+          shared + kPlan.q + q.stage * C.rows_bytes(), p.q[half], p.qk_by_slab,
+          barriers.q_full(q.stage), rows.first_row, rows.head, item.sample, item.len,
+          kRowValuesBytes,
           [&](u32 barrier) {
             ptx::bulk_load(shared + kPlan.row_values + q.stage * kRowValuesBytes,
                            p.row_values + i64{number} * (kRowValuesBytes / 4), kRowValuesBytes,
@@ -265,9 +266,9 @@ struct Backward90Producer {
     wait_together(barriers.dout_empty(stage), steps / kDoutStages % 2 ^ 1);
     const KeyItem item = this->item();
     load<kSm90BackwardRows>(
-        shared + kPlan.dout + stage * C.rows_bytes(), p.dout[half], p.v_by_slab, barriers.dout_full(stage),
-        tile * kSm90BackwardRows, item.head_kv * p.group() + group_head, item.sample, item.len, 0,
-        [](u32) {}, [](i32) {});
+        shared + kPlan.dout + stage * C.rows_bytes(), p.dout[half], p.v_by_slab,
+        barriers.dout_full(stage), tile * kSm90BackwardRows, item.head_kv * p.group() + group_head,
+        item.sample, item.len, 0, [](u32) {}, [](i32) {});
     ++steps;
   }
 };

@@ -17,9 +17,9 @@ struct StripItem {
   i32 valid;  // 0: the end of the work
 };
 
-/// The items of a CTA: one in each round of a group of the grid, but for a group's last round, which
-/// may be shorter. A group's items are sorted, longest first, so every second round of it goes
-/// backwards: what a CTA has more in one round it has less in the next. What is left of a
+/// The items of a CTA: one in each round of a group of the grid, but for a group's last round,
+/// which may be shorter. A group's items are sorted, longest first, so every second round of it
+/// goes backwards: what a CTA has more in one round it has less in the next. What is left of a
 /// difference evens out over the groups, of which each begins with another CTA: at 32,768 tokens
 /// and 16 heads the busiest of 132 CTAs has 0.1 to 0.8 % more than the average by count. (Rounds
 /// through all groups, every second one backwards: 6 to 10 %; all forwards: 3 %.)

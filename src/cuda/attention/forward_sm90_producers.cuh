@@ -139,8 +139,8 @@ __device__ __forceinline__ TileLoad tile_load(const KeyTiles<kSmallBlocks>& tile
 /// Requests a tile; its bytes are expected by `barrier`, which the caller lets arrive. By one lane.
 template <ForwardSm90Config C>
 __device__ __forceinline__ void request_tile_sm90(u32 to, u32 barrier, const TensorMap (&whole)[2],
-                                                  const TensorMap (&part)[2],
-                                                  const TileLoad& load, bool by_slab) {
+                                                  const TensorMap (&part)[2], const TileLoad& load,
+                                                  bool by_slab) {
   constexpr int kSlabBytes = kSm90TileKeys * 128;
   constexpr int kPartBytes = 64 * 128;
   const int half = load.noisy ? 0 : 1;

@@ -9,36 +9,9 @@ namespace stepwell::cuda {
 /// Turns a log-sum-exp into units of log 2.
 inline constexpr float kLog2OfE = 1.4426950408889634f;
 
-template <Element kElement>
-__device__ __forceinline__ float dot_x8(const U32x4& x, const U32x4& y) {
-  return ptx::dot_x2<kElement>(x.x, y.x) + ptx::dot_x2<kElement>(x.y, y.y) +
-         ptx::dot_x2<kElement>(x.z, y.z) + ptx::dot_x2<kElement>(x.w, y.w);
-}
-
-/// The sums over kLanes lanes, in all of them.
-template <u32 kLanes>
-__device__ __forceinline__ float sum_over_lanes(float x) {
-#pragma unroll
-  for (u32 step = 1; step < kLanes; step *= 2) x += ptx::shfl_xor_f32(x, step);
-  return x;
-}
-
-/// The sum of a * b over a row of `dim` columns, by kLanes lanes with 8 columns each, in all of
-/// them; 0 where the row is not `inside`.
-template <Element kElement, u32 kLanes>
-__device__ __forceinline__ float row_product(const HalfRows& a, const HalfRows& b, i64 batch,
-                                             i64 row, i32 head, int lane, bool inside, i32 dim) {
-  float sum = 0.0f;
-  if (inside && lane * 8 < dim) {
-    const U32x4 x = ptx::ld_global_v4(a.at(batch, row, head) + lane * 8);
-    const U32x4 y = ptx::ld_global_v4(b.at(batch, row, head) + lane * 8);
-    sum = dot_x8<kElement>(x, y);
-  }
-  return sum_over_lanes<kLanes>(sum);
-}
-
-/// The same of kCount rows, `row` and every kStep-th after it, whose loads are in flight together;
-/// those from `valid` rows after `row` on are outside.
+/// The sums of a * b over kCount rows of `dim` columns, `row` and every kStep-th after it, by
+/// kLanes lanes with 8 columns each, in all of them; 0 for those from `valid` rows after `row` on.
+/// Loads of all rows are in flight together.
 template <Element kElement, u32 kLanes, i32 kStep, int kCount>
 __device__ __forceinline__ void row_products(float (&sums)[kCount], const HalfRows& a,
                                              const HalfRows& b, i64 batch, i64 row, i32 head,
@@ -53,7 +26,10 @@ __device__ __forceinline__ void row_products(float (&sums)[kCount], const HalfRo
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    sums[i] = sum_over_lanes<kLanes>(dot_x8<kElement>(x[i], y[i]));
+    sums[i] = ptx::dot_x2<kElement>(x[i].x, y[i].x) + ptx::dot_x2<kElement>(x[i].y, y[i].y) +
+              ptx::dot_x2<kElement>(x[i].z, y[i].z) + ptx::dot_x2<kElement>(x[i].w, y[i].w);
+#pragma unroll
+    for (u32 step = 1; step < kLanes; step *= 2) sums[i] += ptx::shfl_xor_f32(sums[i], step);
   }
 }
 

@@ -116,7 +116,8 @@ __device__ __forceinline__ float whole_sum(const RowState& state, int r) {
 }
 
 /// Whether a row must be done again by softmax_exact, from its first key on: its reference is too
-/// large, or its scores are too far below the first one though it `sees` keys. (A NaN looks the same.)
+/// large, or its scores are too far below the first one though it `sees` keys. (A NaN looks the
+/// same.)
 __device__ __forceinline__ bool softmax_lost(float reference, float sum, bool sees) {
   // The term of a reference that moved is 2^-2 at least.
   return reference > kLargestReference || (sum < 0.25f && sees) ||
