@@ -100,48 +100,6 @@ bool sm90_kernels_wanted() {
   return text != "0";
 }
 
-TensorMap encoded(const TiledTensor& tensor, int device) {
-  const runtime::Driver& api = runtime::driver();
-  STEPWELL_CHECK(api.tensor_map_encode_tiled != nullptr, kRuntime,
-                 "the CUDA driver {} has no cuTensorMapEncodeTiled: it is older than CUDA 12",
-                 api.path);
-  const runtime::DeviceScope scope(device);  // the driver wants a context
-  constexpr unsigned kNoElementSkipped[5] = {1, 1, 1, 1, 1};
-  TensorMap map;
-  runtime::check_driver(api.tensor_map_encode_tiled(
-                            &map, runtime::kTensorMapUint16, static_cast<unsigned>(tensor.rank),
-                            const_cast<void*>(tensor.data), tensor.dims, tensor.strides, tensor.box,
-                            kNoElementSkipped, /*interleave=*/0, static_cast<int>(tensor.swizzle),
-                            runtime::kTensorMapPromote256Bytes, /*out_of_bounds_nan=*/0),
-                        "making a tensor map");
-  return map;
-}
-
-constexpr int kNoDevice = -1;
-
-/// A map, and all that it is made from: it holds addresses and sizes, nothing of the memory there.
-struct EncodedMap {
-  int device = kNoDevice;
-  TiledTensor tensor;
-  TensorMap map;
-};
-
-/// Where this thread keeps the map of such a tensor. A call has up to 12 maps; a program that goes
-/// over the same layers again, with an allocator that hands out the same memory, has made them
-/// before. A layer's forward and backward pass have 22 to 24: a step of 30 layers has 720 at most.
-EncodedMap& place_of(const TiledTensor& tensor) {
-  constexpr std::size_t kPlaces = 1024;
-  constexpr std::uint64_t kMultiplier = 0x9e3779b97f4a7c15;  // 2^64 over the golden ratio
-  thread_local std::vector<EncodedMap> places(kPlaces);
-  std::uint64_t hash = reinterpret_cast<std::uintptr_t>(tensor.data);
-  for (const unsigned long long x : {tensor.dims[0], tensor.dims[1], tensor.dims[3], tensor.dims[4],
-                                     tensor.strides[0], tensor.strides[2]}) {
-    hash = hash * kMultiplier ^ x;
-  }
-  hash = (hash * kMultiplier ^ (tensor.box[1] << 16 | tensor.box[2])) * kMultiplier;
-  return places[hash >> 54];
-}
-
 }  // namespace
 
 DeviceLimits GpuLauncher::limits() const {
@@ -154,14 +112,20 @@ DeviceLimits GpuLauncher::limits() const {
 }
 
 TensorMap GpuLauncher::tensor_map(const TiledTensor& tensor) const {
-  EncodedMap& place = place_of(tensor);
-  if (place.device != device_ || place.tensor != tensor) {
-    place.device = kNoDevice;  // should encoding fail
-    place.map = encoded(tensor, device_);
-    place.tensor = tensor;
-    place.device = device_;
-  }
-  return place.map;
+  const runtime::Driver& api = runtime::driver();
+  STEPWELL_CHECK(api.tensor_map_encode_tiled != nullptr, kRuntime,
+                 "the CUDA driver {} has no cuTensorMapEncodeTiled: it is older than CUDA 12",
+                 api.path);
+  const runtime::DeviceScope scope(device_);  // the driver wants a context
+  constexpr unsigned kNoElementSkipped[5] = {1, 1, 1, 1, 1};
+  TensorMap map;
+  runtime::check_driver(api.tensor_map_encode_tiled(
+                            &map, runtime::kTensorMapUint16, static_cast<unsigned>(tensor.rank),
+                            const_cast<void*>(tensor.data), tensor.dims, tensor.strides, tensor.box,
+                            kNoElementSkipped, /*interleave=*/0, static_cast<int>(tensor.swizzle),
+                            runtime::kTensorMapPromote256Bytes, /*out_of_bounds_nan=*/0),
+                        "making a tensor map");
+  return map;
 }
 
 void GpuLauncher::load(std::span<const AttentionKernel> kernels) const {

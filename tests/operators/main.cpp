@@ -1,4 +1,5 @@
-// Tests of the operator table. --device=, --mode= and --kernels= are those of RunnerOptions.
+// Tests of the operator table. --device=, --mode=, --kernels= and --random-cases= are those of
+// RunnerOptions.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -32,6 +33,7 @@ int main(int argc, char** argv) {
       give("--device=", options.device);
       give("--mode=", options.mode);
       give("--kernels=", options.kernels);
+      give("--random-cases=", options.random_cases);
     }
     // Before GoogleTest asks for the cases.
     stepwell::testing::runner = make_runner(options);

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <new>
 #include <optional>
 #include <stdexcept>
+#include <system_error>
 #include <type_traits>
 #include <utility>
 
@@ -178,10 +180,11 @@ class ModelRunner final : public CudaRunner {
     }
     return c;
   }
-  std::uint64_t random_cases() const override { return 60; }
   std::size_t probe_step() const override { return 20; }
 
  private:
+  std::uint64_t usual_random_cases() const override { return 60; }
+
   static cuda::Element element_of(const Case& c) {
     return is_f32(c)                     ? cuda::Element::kFloat32
            : c.dtype == DType::kBFloat16 ? cuda::Element::kBFloat16
@@ -278,9 +281,7 @@ class ModelRunner final : public CudaRunner {
   ModelLauncher launcher_;
 };
 
-}  // namespace
-
-std::unique_ptr<Runner> make_runner(const RunnerOptions& options) {
+std::unique_ptr<Runner> runner_of(const RunnerOptions& options) {
   const std::string& device = options.device;
   if (device == "cpu") return std::make_unique<CpuRunner>();
   if (device == "cuda") return std::make_unique<GpuRunner>();
@@ -297,6 +298,22 @@ std::unique_ptr<Runner> make_runner(const RunnerOptions& options) {
   }
   throw std::invalid_argument(fmt::format(
       "--device={}; accepted: cpu, cuda, cuda-model, cuda-model:mma, cuda-model:8.6", device));
+}
+
+}  // namespace
+
+std::unique_ptr<Runner> make_runner(const RunnerOptions& options) {
+  std::unique_ptr<Runner> runner = runner_of(options);
+  if (const std::string& text = options.random_cases; !text.empty()) {
+    std::uint64_t count = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+    if (error != std::errc{} || end != text.data() + text.size() || count == 0) {
+      throw std::invalid_argument(
+          fmt::format("--random-cases={}; accepted: a whole number from 1 on", text));
+    }
+    runner->set_random_cases(count);
+  }
+  return runner;
 }
 
 }  // namespace stepwell::testing

@@ -1,7 +1,9 @@
 // Who runs a case: the CPU backend, a GPU, or the CUDA backend on the host model.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,13 +33,19 @@ class Runner {
   virtual bool same_dq_bits(const Case&) const { return true; }
   /// Whose kernels are probed with many calls: a dtype of each kind of kernel.
   virtual std::vector<DType> probed_dtypes() const { return {DType::kFloat32}; }
-  /// How many random cases it has the time for.
-  virtual std::uint64_t random_cases() const { return 400; }
+  /// How many random cases it has the time for; RunnerOptions has another number for a longer look.
+  std::uint64_t random_cases() const { return random_cases_.value_or(usual_random_cases()); }
+  void set_random_cases(std::uint64_t count) { random_cases_ = count; }
   /// It has the time for one in so many of the cases that are probed with many calls each.
   virtual std::size_t probe_step() const { return 1; }
 
   virtual void forward(const Case& c, Call& call) = 0;
   virtual void backward(const Case& c, Call& call) = 0;
+
+ private:
+  virtual std::uint64_t usual_random_cases() const { return 400; }
+
+  std::optional<std::uint64_t> random_cases_;
 };
 
 struct RunnerOptions {
@@ -52,6 +60,8 @@ struct RunnerOptions {
   std::string mode = "mixed";
   /// Of the host model: a library with other kernels (planted_bugs.py).
   std::string kernels;
+  /// A number; "": as many as the runner has the time for.
+  std::string random_cases;
 };
 
 std::unique_ptr<Runner> make_runner(const RunnerOptions& options);

@@ -6,6 +6,7 @@
 // and heads must stay as it was.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -83,14 +84,25 @@ INSTANTIATE_TEST_SUITE_P(Cases, OperatorTable, ::testing::ValuesIn(cases_in_ever
 // A few in a thousand random cases have a plain result that is exact by luck.
 constexpr double kTermUlps = 1.0;
 
-TEST(Fuzz, RandomCases) {
-  for (std::uint64_t seed = 0; seed < test_runner().random_cases(); ++seed) {
+// Groups of cases, so that they can be divided among processes (GTEST_TOTAL_SHARDS).
+constexpr std::uint64_t kFuzzGroup = 20;
+
+class Fuzz : public ::testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(Fuzz, RandomCases) {
+  const std::uint64_t end = std::min(GetParam() + kFuzzGroup, test_runner().random_cases());
+  for (std::uint64_t seed = GetParam(); seed < end; ++seed) {
     const Case c = test_runner().nearest(random_case(seed));
     SCOPED_TRACE(c.name);
     expect_right(c, seed, kTermUlps);
     ASSERT_FALSE(HasFailure());
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(FromSeed, Fuzz,
+                         ::testing::Range(std::uint64_t{0}, test_runner().random_cases(),
+                                          kFuzzGroup),
+                         [](const auto& info) { return std::to_string(info.param); });
 
 }  // namespace
 }  // namespace stepwell::testing

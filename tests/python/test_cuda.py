@@ -576,6 +576,11 @@ def strided_views(kind, dtype):
     return tuple(padded[..., 3:67])  # "unaligned"
 
 
+def assert_close_in_norm(x, y):
+    """As results of two kernels are, which round at different places."""
+    assert (x - y).float().norm() <= 2**-6 * y.float().norm()
+
+
 @pytest.mark.parametrize("kind", ["fused", "heads_first", "expanded", "unaligned"])
 @every_kernel
 def test_strides(kind, dtype):
@@ -591,7 +596,7 @@ def test_strides(kind, dtype):
     if same_kernel:
         assert torch.equal(out, expected)
     else:
-        torch.testing.assert_close(out, expected, rtol=2**-7, atol=1e-3)
+        assert_close_in_norm(out, expected)
     # dout: expanded, and a slice whose rows start anywhere.
     wide = torch.randn(2, 96, 4, 67, dtype=dtype, device="cuda")
     for dout in (torch.ones((), dtype=dtype, device="cuda").expand_as(out), wide[..., 1:65]):
@@ -603,7 +608,7 @@ def test_strides(kind, dtype):
             assert_same(expected_grads, grads, ("dq", "dk", "dv"))
         else:
             for x, y in zip(grads, expected_grads, strict=True):
-                assert (x - y).float().norm() <= 2**-6 * y.float().norm()
+                assert_close_in_norm(x, y)
 
 
 # ------------------------------------------------------------------------------------ float32

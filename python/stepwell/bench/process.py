@@ -9,9 +9,10 @@ import sys
 import tempfile
 from typing import Any
 
-# Times of the first forward and the first backward pass, with CUDA and autograd ready before.
+# Times of the first forward and the first backward pass of each head dim in a process of its own,
+# with CUDA and autograd ready before. The processes fork from one that has imported everything.
 _FIRST_USE = """
-import json, sys, time, torch, stepwell
+import json, multiprocessing, os, sys, time, torch, stepwell
 
 def seconds(call):
     torch.cuda.synchronize()
@@ -20,16 +21,32 @@ def seconds(call):
     torch.cuda.synchronize()
     return result, time.perf_counter() - start
 
-x = torch.ones(8, 8, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-y = x @ x
-torch.autograd.grad(y, x, torch.ones_like(y))  # its first use of given gradients imports sympy
-times = []
-for dim in json.loads(sys.argv[1]):
+def product(device):
+    x = torch.ones(8, 8, device=device, dtype=torch.bfloat16, requires_grad=True)
+    y = x @ x
+    torch.autograd.grad(y, x, torch.ones_like(y))
+
+def measure(dim, cache, results):
+    os.environ["STEPWELL_CACHE_DIR"] = cache
+    product("cuda")
     q, k, v = (torch.randn(1, 256, 4, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
                for _ in range(3))
     out, forward = seconds(lambda: stepwell.diffusion_attn_func(q, k, v, 4))
     _, backward = seconds(lambda: torch.autograd.grad(out, (q, k, v), torch.ones_like(out)))
-    times.append({"forward": forward, "backward": backward})
+    results.put({"forward": forward, "backward": backward})
+
+import sympy  # autograd imports it at its first use of given gradients
+torch.set_num_threads(1)
+fork = multiprocessing.get_context("fork")
+times = []
+for dim, cache in json.loads(sys.argv[1]):
+    results = fork.SimpleQueue()
+    process = fork.Process(target=measure, args=(dim, cache, results))
+    process.start()
+    process.join()
+    if process.exitcode != 0:
+        sys.exit(f"head dim {dim}: the process ended with status {process.exitcode}")
+    times.append(results.get())
 print(json.dumps(times))
 """
 
@@ -76,27 +93,28 @@ def _run(code: str, *arguments: str, **environment: str) -> Any:
 def first_use(head_dims: list[int]) -> list[dict[str, Any]]:
     """Seconds until the first call of each kernel returns its result, on a GPU.
 
-    Two processes use the kernels of each head dim once: *cold* with an empty cache, which compiles
-    them, and *warm* with the cache that the first has left, which loads them. The first head dim
-    has the loading of NVRTC and the driver in its time.
+    For each head dim two processes use the kernels once: *cold* with an empty cache, which compiles
+    them, and *warm* with the cache that the first has left, which loads them. What loads NVRTC and
+    the driver is in the times.
     """
-    times = {}
-    with tempfile.TemporaryDirectory() as cache:
-        for state in ("cold", "warm"):
-            times[state] = _run(
+    with tempfile.TemporaryDirectory() as folder:
+        caches = [(dim, os.path.join(folder, str(dim))) for dim in head_dims]
+        cold, warm = (
+            _run(
                 _FIRST_USE,
-                json.dumps(head_dims),
-                STEPWELL_CACHE_DIR=cache,
+                json.dumps(caches),
                 STEPWELL_PACKAGED_CUBINS="",
                 CUDA_CACHE_DISABLE="1",  # NVRTC keeps what it has compiled, too
             )
+            for _ in range(2)
+        )
     return [
         {
             "dim": dim,
             **{
-                f"{kind}_{state}_seconds": times[state][i][kind]
+                f"{kind}_{state}_seconds": times[kind]
                 for kind in ("forward", "backward")
-                for state in ("cold", "warm")
+                for state, times in (("cold", cold[i]), ("warm", warm[i]))
             },
         }
         for i, dim in enumerate(head_dims)
