@@ -37,7 +37,7 @@ void launch(const AttentionKernel& kernel, const Params& params, Launcher& launc
 /// Of kernels for sm_90a, whose parameters say how many CTAs there are.
 template <typename Params>
 void launch_ctas(const AttentionKernel& kernel, const Params& params, Launcher& launcher) {
-  if (params.grid.ctas() > 0) launcher.launch(kernel, params.ctas, &params, sizeof(params));
+  if (params.ctas > 0) launcher.launch(kernel, params.ctas, &params, sizeof(params));
 }
 
 void backward_f32(const AttentionProblem& problem, std::byte* workspace, Launcher& launcher) {

@@ -55,7 +55,7 @@ QuerySums finish_sums(const AttentionProblem& problem, const BackwardSm90Config&
 }  // namespace
 
 bool backward_sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits) {
-  return sm90_takes(problem, limits) && !problem.deterministic &&
+  return sm90_takes(problem, limits) && !problem.layout.packed() && !problem.deterministic &&
          has_map(problem, problem.halves[0].dout, problem.heads_q);
 }
 

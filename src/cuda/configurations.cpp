@@ -66,7 +66,9 @@ bool has_registers(const ForwardTiles& tiles, const KernelTraits& traits,
   const int head_dim_v = native_head_dim(traits.head_dim_v);
   if (tiles.rows_per_warp == 16) return tiles.tile_kv <= 64 || std::min(head_dim, head_dim_v) > 128;
   const bool plain = !traits.softcap && head_dim == head_dim_v;
-  if (tiles.ctas_per_sm == 3) return plain && !traits.dropout && head_dim == 64;
+  if (tiles.ctas_per_sm == 3) {
+    return plain && !traits.dropout && head_dim == 64 && limits.major < 10;  // NVRTC 12.9 spills
+  }
   const bool early = limits.major >= 10 || traits.softcap;  // spills a little earlier
   const int widest = limits.major >= 10 && traits.softcap ? 64 : 96;
   if (early && tiles.tile_kv == 64 && head_dim_v > widest && !plain) return false;
@@ -140,12 +142,18 @@ bool has_registers(const BackwardConfig& c, Needs needs, const DeviceLimits& lim
   const bool early = limits.major >= 10;
   const bool wide_q = limits.major == 9 && c.tile_q == 64 && c.softcap &&
                       (c.dropout || c.element == Element::kFloat16) && c.head_dim > c.head_dim_v;
+  const bool f16 = c.element == Element::kFloat16;
   const bool four_warps = c.warps == 4 && c.tile_kv == 64;
-  const int most_scores = !four_warps || lean ? 184 : wide_q ? 112 : early ? 128 : 184;
-  return gradients + scores + scores / 2 <= most_scores &&
-         gradients + dq <= (early && c.tile_kv == 128                                    ? 168
-                            : early && c.tile_kv == 96 && c.element == Element::kFloat16 ? 184
-                                                                                         : 192);
+  const int most_scores = !four_warps || lean ? 184
+                          : wide_q            ? 112
+                          : early             ? (f16 ? 120 : 128)
+                                              : 184;
+  const int most_gradients = !early                                              ? 192
+                             : c.tile_kv == 128                                  ? 168
+                             : c.tile_kv == 96 && f16                            ? 184
+                             : c.tile_kv == 64 && c.warps == 4 && c.tile_q == 32 ? 184
+                                                                                 : 192;
+  return gradients + scores + scores / 2 <= most_scores && gradients + dq <= most_gradients;
 }
 
 // ---------------------------------------------------------------------------------------------- dQ
@@ -306,7 +314,9 @@ std::vector<AttentionKernel> sm90_kernels() {
   for (const Element element : {Element::kBFloat16, Element::kFloat16}) {
     for (const int head_dim : {64, 128}) {
       for (const bool small_blocks : {false, true}) {
-        kernels.emplace_back(ForwardSm90Kernel{{head_dim, element, small_blocks}});
+        for (const bool packed : {false, true}) {
+          kernels.emplace_back(ForwardSm90Kernel{{head_dim, element, small_blocks, packed}});
+        }
       }
       kernels.emplace_back(BackwardSm90Kernel{{head_dim, element}});
       for (const auto& [diagonal, grouped] :

@@ -1,5 +1,7 @@
 #include "cuda/forward_sm90.hpp"
 
+#include <limits>
+
 #include "cuda/joint_tensors.hpp"
 #include "cuda/parameters.hpp"
 
@@ -7,24 +9,45 @@ namespace stepwell::cuda {
 
 using geometry::Half;
 
+namespace {
+
+/// Strips that packed samples can have at most, whatever their lengths are; one or more where there
+/// are rows.
+std::int64_t packed_strips(const AttentionProblem& problem) {
+  const std::int64_t rows = problem.layout.joint_rows;
+  if (rows == 0) return 0;
+  return (rows / 2 / kStripRows + problem.layout.batch + 1) * problem.heads_q;
+}
+
+}  // namespace
+
 bool forward_sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits) {
-  return sm90_takes(problem, limits) && problem.softmax_scale >= 0.0 &&
+  const bool few = !problem.layout.packed() ||
+                   packed_strips(problem) <= std::numeric_limits<std::int32_t>::max();
+  return sm90_takes(problem, limits) && few && problem.softmax_scale >= 0.0 &&
          has_map(problem, problem.halves[0].out, problem.heads_q);
 }
 
 ForwardSm90Config forward_sm90_config(const AttentionProblem& problem) {
   return {.head_dim = sm90_head_dim(problem),
           .element = element_of(problem),
-          .small_blocks = 64 % problem.layout.mask.block_size == 0};
+          .small_blocks = 64 % problem.layout.mask.block_size == 0,
+          .packed = problem.layout.packed()};
 }
 
 ForwardSm90Params forward_sm90_params(const AttentionProblem& problem,
                                       const ForwardSm90Config& config, const Launcher& launcher) {
   const geometry::Layout& layout = problem.layout;
   ForwardSm90Params p;
-  p.grid = strip_grid(problem, kStripRows);
-  if (p.grid.ctas() == 0) return p;
-  p.ctas = persistent_ctas(p.grid.ctas(), launcher.limits());
+  if (config.packed) {
+    p.layout = kernel_layout(problem);
+    p.cached_rows = cached_key_rows(problem);
+    p.ctas = persistent_ctas(packed_strips(problem), launcher.limits());
+  } else {
+    p.grid = strip_grid(problem, kStripRows);
+    p.ctas = persistent_ctas(p.grid.ctas(), launcher.limits());
+  }
+  if (p.ctas == 0) return p;
   const auto slabs = static_cast<unsigned>(config.slabs());
   for (const Half half : {Half::kNoisy, Half::kClean}) {
     const int h = static_cast<int>(half);
@@ -46,6 +69,7 @@ ForwardSm90Params forward_sm90_params(const AttentionProblem& problem,
     p.first_row[h] = first_row(layout, half);
   }
   set_joint_layout(problem, p);
+  p.heads_q = problem.heads_q;
   p.heads_kv = problem.heads_kv;
   p.head_dim_v = problem.head_dim_v;
   p.scale_log2 = positive_magnitude(scales_of(problem));

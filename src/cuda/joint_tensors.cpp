@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <limits>
 
 namespace stepwell::cuda {
 namespace {
@@ -23,6 +24,9 @@ constexpr int kUnknownSms = 132;
 /// What the strides of a map are where they never count.
 constexpr std::int64_t kUnusedStride = 64;
 
+/// Samples that a map counts: packed ones are rows of one.
+int map_batch(const geometry::Layout& layout) { return layout.packed() ? 1 : layout.batch; }
+
 bool has_stride(std::int64_t stride, std::int64_t extent) {
   if (extent <= 1) return true;  // never used
   const u64 bytes = static_cast<u64>(stride) * kElementBytes;
@@ -32,9 +36,10 @@ bool has_stride(std::int64_t stride, std::int64_t extent) {
 bool is_joint_of_one_view(const AttentionProblem& problem) {
   const geometry::Layout& layout = problem.layout;
   const geometry::SampleMask& mask = layout.mask;
-  return problem.dtype != DType::kFloat32 && layout.packing == Packing::kJoint &&
-         !layout.packed() && mask.num_views == 1 && mask.clean_window == 0 && mask.origin == 0 &&
-         mask.block_ranges == nullptr && layout.origins == nullptr &&
+  return problem.dtype != DType::kFloat32 && layout.packing != Packing::kSplit &&
+         layout.joint_rows <= std::numeric_limits<std::int32_t>::max() && mask.num_views == 1 &&
+         mask.clean_window == 0 && mask.origin == 0 && mask.block_ranges == nullptr &&
+         layout.origins == nullptr &&
          (mask.clean == CleanRule::kBlock || mask.clean == CleanRule::kCausal);
 }
 
@@ -63,10 +68,12 @@ std::int32_t persistent_ctas(std::int64_t items, const DeviceLimits& limits) {
 bool has_map(const AttentionProblem& problem, const Rows& rows, int heads) {
   return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 &&
          has_stride(rows.row_stride, problem.layout.joint_rows) &&
-         has_stride(rows.head_stride, heads) && has_stride(rows.batch_stride, problem.layout.batch);
+         has_stride(rows.head_stride, heads) &&
+         has_stride(rows.batch_stride, map_batch(problem.layout));
 }
 
 std::int64_t first_row(const geometry::Layout& layout, Half half) {
+  if (layout.packed()) return 0;
   return (half == Half::kClean) == layout.clean_first ? 0 : layout.part_rows();
 }
 
@@ -86,10 +93,12 @@ TiledTensor tiled_half(const AttentionProblem& problem, const Rows& rows, Half h
   const bool by_slab = is_by_slab(dim);
   const int slabs = by_slab ? 1 : (dim + kSlabDims - 1) / kSlabDims;
   const u64 dims[] = {static_cast<u64>(by_slab ? dim : std::min(dim, kSlabDims)),
-                      static_cast<u64>(layout.part_rows()), static_cast<u64>(slabs),
-                      static_cast<u64>(heads), static_cast<u64>(layout.batch)};
+                      static_cast<u64>(layout.packed() ? layout.joint_rows : layout.part_rows()),
+                      static_cast<u64>(slabs), static_cast<u64>(heads),
+                      static_cast<u64>(map_batch(layout))};
   const u64 strides[] = {bytes(rows.row_stride, layout.joint_rows), kSlabDims * kElementBytes,
-                         bytes(rows.head_stride, heads), bytes(rows.batch_stride, layout.batch)};
+                         bytes(rows.head_stride, heads),
+                         bytes(rows.batch_stride, map_batch(layout))};
   const unsigned box[] = {kSlabDims, box_rows, by_slab ? 1 : box_slabs, 1, 1};
   std::copy(std::begin(dims), std::end(dims), t.dims);
   std::copy(std::begin(strides), std::end(strides), t.strides);

@@ -9,9 +9,9 @@
 
 namespace stepwell::cuda {
 
-/// What all kernels for sm_90a need: a GPU with warpgroups, a joint layout of one view that is not
-/// packed, blocks from position 0, clean rows that see blocks or their past, 16 bits, head dims up
-/// to 128, q, k and v that tensor maps can describe, no softcap and no dropout.
+/// What all kernels for sm_90a need: a GPU with warpgroups, a joint layout of one view, blocks from
+/// position 0, clean rows that see blocks or their past, 16 bits, head dims up to 128, q, k and v
+/// that tensor maps can describe, no softcap and no dropout.
 bool sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits);
 
 /// Of those kernels: 64 or 128, at least those of q, k and v.
@@ -40,12 +40,13 @@ void set_joint_layout(const AttentionProblem& problem, Params& p) {
 /// Whether tensor maps can describe the halves of `rows`.
 bool has_map(const AttentionProblem& problem, const Rows& rows, int heads);
 
-/// The first row of a half in the joint tensors.
+/// The first row of a half in the joint tensors; 0 where samples are packed, each with halves of
+/// its own.
 std::int64_t first_row(const geometry::Layout& layout, geometry::Half half);
 
 /// What the map of a half is made from, with the dimensions 64 dims of a slab, row of the half,
 /// slab, head and sample; where is_by_slab(dim), dim, row, 1, head and sample, and boxes of one
-/// slab.
+/// slab. Of packed samples it has all rows of the tensor, and one sample.
 TiledTensor tiled_half(const AttentionProblem& problem, const Rows& rows, geometry::Half half,
                        int heads, int dim, unsigned box_rows, unsigned box_slabs);
 

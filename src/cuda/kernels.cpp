@@ -55,20 +55,22 @@ Description describe(const ForwardKernel& kernel) {
 }
 
 Description describe(const ForwardSm90Kernel& kernel) {
-  const auto& [head_dim, element, small_blocks] = kernel.config;
-  return {.name = fmt::format("attention_forward_sm90 dim={} {} 2x{}x{}{}", head_dim,
+  const auto& [head_dim, element, small_blocks, packed] = kernel.config;
+  return {.name = fmt::format("attention_forward_sm90 dim={} {} 2x{}x{}{}{}", head_dim,
                               element_text(element), kStripRows, kSm90TileKeys,
-                              small_blocks ? " small blocks" : ""),
+                              small_blocks ? " small blocks" : "", packed ? " packed" : ""),
           .header = "cuda/attention/forward_sm90.cuh",
           .function = "attention_forward_sm90",
           .config_type = "ForwardSm90Config",
-          .config_values = fmt::format("{}, {}, {}", head_dim, element_code(element), small_blocks),
+          .config_values =
+              fmt::format("{}, {}, {}, {}", head_dim, element_code(element), small_blocks, packed),
           .params_type = "ForwardSm90Params",
           .ctas_per_sm = 1,
           .factors = {{"kernel", "forward_sm90"},
                       {"head_dim", std::to_string(head_dim)},
                       {"element", element_text(element)},
-                      {"small_blocks", on_off(small_blocks)}}};
+                      {"small_blocks", on_off(small_blocks)},
+                      {"packed", on_off(packed)}}};
 }
 
 Description describe(const BackwardSm90Kernel& kernel) {
@@ -220,8 +222,8 @@ KernelKey key(int family, const ForwardKernel& kernel) {
 }
 
 KernelKey key(int family, const ForwardSm90Kernel& kernel) {
-  const auto& [head_dim, element, small_blocks] = kernel.config;
-  return make_key(family, {head_dim, static_cast<int>(element), small_blocks});
+  const auto& [head_dim, element, small_blocks, packed] = kernel.config;
+  return make_key(family, {head_dim, static_cast<int>(element), small_blocks, packed});
 }
 
 KernelKey key(int family, const BackwardSm90Kernel& kernel) {

@@ -92,15 +92,6 @@ i64 query_bytes(const AttentionProblem& problem) {
          size_of(problem.dtype);
 }
 
-geometry::Layout kernel_layout(const AttentionProblem& problem) {
-  geometry::Layout layout = problem.layout;
-  layout.mask.block_divisor = geometry::make_divisor(layout.mask.block_size);
-  if (shares_tensors(layout)) {
-    layout.joint_part_rows = layout.joint_rows / (layout.mask.num_views + 1);
-  }
-  return layout;
-}
-
 DropoutParams dropout_params(const AttentionProblem& problem) {
   DropoutParams dropout;
   if (problem.dropout_p == 0.0) return dropout;
@@ -195,6 +186,20 @@ void set_backward(const AttentionProblem& problem, std::size_t row_values, int d
 }
 
 }  // namespace
+
+geometry::Layout kernel_layout(const AttentionProblem& problem) {
+  geometry::Layout layout = problem.layout;
+  layout.mask.block_divisor = geometry::make_divisor(layout.mask.block_size);
+  if (shares_tensors(layout)) {
+    layout.joint_part_rows = layout.joint_rows / (layout.mask.num_views + 1);
+  }
+  return layout;
+}
+
+i32 cached_key_rows(const AttentionProblem& problem) {
+  const i64 row_bytes = i64{problem.head_dim + problem.head_dim_v} * size_of(problem.dtype);
+  return static_cast<i32>(kCachedBytes / row_bytes);
+}
 
 Scales scales_of(const AttentionProblem& problem) {
   const bool capped = problem.softcap > 0.0;

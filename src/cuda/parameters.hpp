@@ -41,6 +41,12 @@ TileGrid query_grid(const AttentionProblem& problem, int tile_rows);
 /// that is not packed; pairs are grouped by the clean keys, which nearly all tiles hold.
 TileGrid strip_grid(const AttentionProblem& problem, int rows);
 
+/// Keys and values of one KV head, in rows, that the L2 cache holds beside others.
+std::int32_t cached_key_rows(const AttentionProblem& problem);
+
+/// The layout with what kernels would else divide for.
+geometry::Layout kernel_layout(const AttentionProblem& problem);
+
 /// CTAs over the keys of all samples and KV heads: segment 0 are clean keys.
 TileGrid key_grid(const AttentionProblem& problem, int tile_kv);
 

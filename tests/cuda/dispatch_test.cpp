@@ -196,41 +196,6 @@ TEST(Dispatch, TensorMapsComeFromTheDriver) {
   driver().failing = "";
 }
 
-TEST(Dispatch, TensorMapsAreMadeOnce) {
-  const cuda::GpuLauncher launcher(1, nullptr);
-  cuda::TiledTensor tensor = tensor_of(301);
-  int made = driver().tensor_maps;
-  const auto expect_made = [&](const cuda::GpuLauncher& by, int more) {
-    by.tensor_map(tensor);
-    EXPECT_EQ(driver().tensor_maps, made += more);
-  };
-  expect_made(launcher, 1);
-  expect_made(launcher, 0);
-  expect_made(cuda::GpuLauncher(0, nullptr), 1);
-  // Whatever differs makes another map, also one that has the same place.
-  for (int d = 0; d < 5; ++d) {
-    ++tensor.dims[d];
-    expect_made(launcher, 1);
-    ++tensor.box[d];
-    expect_made(launcher, 1);
-  }
-  for (unsigned long long& stride : tensor.strides) {
-    stride += 16;
-    expect_made(launcher, 1);
-  }
-  tensor.swizzle = cuda::Swizzle::kNone;
-  expect_made(launcher, 1);
-  tensor.data = static_cast<const char*>(tensor.data) + 16;
-  expect_made(launcher, 1);
-  std::thread([&] { expect_made(launcher, 1); }).join();  // each thread has its own
-  driver().failing = "cuTensorMapEncodeTiled";
-  tensor.rank = 4;
-  EXPECT_THROW(launcher.tensor_map(tensor), Error);
-  driver().failing = "";
-  EXPECT_EQ(driver().tensor_maps, made += 1);
-  expect_made(launcher, 1);  // what failed is not kept
-}
-
 /// Of a GPU of compute capability 9.0, in a process with this value of STEPWELL_SM90_KERNELS.
 void exit_with_warpgroups(const char* value) {
   setenv("STEPWELL_SM90_KERNELS", value, 1);

@@ -22,7 +22,8 @@ TEST(ForwardSm90, Launch) {
   ASSERT_EQ(recorder.launches.size(), 1u);
   const Launch& launch = recorder.launches[0];
   EXPECT_TRUE(key_of(launch.kernel) ==
-              key_of(ForwardSm90Kernel{{128, Element::kBFloat16, /*small_blocks=*/true}}));
+              key_of(ForwardSm90Kernel{
+                  {128, Element::kBFloat16, /*small_blocks=*/true, /*packed=*/false}}));
   EXPECT_TRUE(key_of(forward_kernels(problem, limits)[0]) == key_of(launch.kernel));
   EXPECT_EQ(launch.ctas, 100);
   const auto p = launch.as<ForwardSm90Params>();
@@ -41,7 +42,8 @@ TEST(ForwardSm90, Launch) {
   Recorder other(limits);
   forward(problem, other);
   EXPECT_TRUE(key_of(other.launches[0].kernel) ==
-              key_of(ForwardSm90Kernel{{128, Element::kBFloat16, /*small_blocks=*/false}}));
+              key_of(ForwardSm90Kernel{
+                  {128, Element::kBFloat16, /*small_blocks=*/false, /*packed=*/false}}));
   EXPECT_EQ(other.launches[0].ctas, 3 * 8 * 5);
   EXPECT_EQ(other.tensors.size(), 8u);  // no parts of tiles
   const auto q = other.launches[0].as<ForwardSm90Params>();
@@ -82,6 +84,45 @@ TEST(ForwardSm90, TensorMaps) {
             static_cast<const unsigned short*>(problem.halves[0].v.data) + 300 * 2 * 128);
   EXPECT_EQ(clean_v_part.box[1], 64u);
   EXPECT_EQ(clean_v_part.box[2], 1u);
+}
+
+TEST(ForwardSm90, PackedSamples) {
+  AttentionProblem problem = interleaved_problem(3, 300, kHeads);
+  DeviceLimits limits = kHopper;
+  limits.sms = 100;
+  Recorder recorder(limits);
+  forward(problem, recorder);
+  const Launch& launch = recorder.launches.at(0);
+  EXPECT_TRUE(key_of(launch.kernel) ==
+              key_of(ForwardSm90Kernel{{128, Element::kBFloat16, /*small_blocks=*/true,
+                                        /*packed=*/true}}));
+  EXPECT_EQ(launch.ctas, (300 / 2 / 64 + 3 + 1) * 8);  // more than there can be strips
+  const auto p = launch.as<ForwardSm90Params>();
+  EXPECT_EQ(p.layout.batch, 3);
+  EXPECT_EQ(p.layout.cu_noisy, problem.layout.cu_noisy);
+  EXPECT_EQ(p.cached_rows, (32 << 20) / (2 * 2 * 128));
+  EXPECT_EQ(p.first_row[0], 0);
+  EXPECT_EQ(p.first_row[1], 0);
+  // Maps of both halves have all rows, and one sample.
+  const std::size_t of_half = recorder.tensors.size() / 2;
+  for (std::size_t i = 0; i < of_half; ++i) {
+    EXPECT_TRUE(recorder.tensors[i] == recorder.tensors[of_half + i]) << i;
+    EXPECT_EQ(recorder.tensors[i].dims[1],
+              static_cast<unsigned long long>(problem.layout.joint_rows));
+    EXPECT_EQ(recorder.tensors[i].dims[4], 1u);
+  }
+
+  problem.layout.joint_rows = 0;
+  Recorder none(limits);
+  forward(problem, none);
+  EXPECT_TRUE(none.launches.empty());
+
+  // No sample, but rows to be cleared.
+  problem = interleaved_problem(0, 300, kHeads);
+  problem.layout.joint_rows = 5;
+  Recorder tail(limits);
+  forward(problem, tail);
+  EXPECT_EQ(tail.launches.at(0).ctas, 8);
 }
 
 TEST(ForwardSm90, SmallHeadDimsArePaddedByTheMaps) {

@@ -64,7 +64,6 @@ TEST_P(Sm90Takes, NoOtherProblems) {
   EXPECT_FALSE(takes(batched_problem(3, 300, 1, kHeads), limits_of(8, 0)));
   EXPECT_FALSE(takes(batched_problem(3, 300, 1, kHeads), limits_of(10, 0)));
   EXPECT_FALSE(takes(batched_problem(3, 300, 2, kHeads)));
-  EXPECT_FALSE(takes(interleaved_problem(3, 300, kHeads)));
   EXPECT_FALSE(takes(sequence_problem(3, 300, 300, kHeads)));
   EXPECT_FALSE(takes(split_problem(3, 300, 300, 300, kHeads)));
   for (const Heads heads : {Heads{8, 2, 136, 128}, {8, 2, 64, 192}, {8, 2, 256, 256}}) {
@@ -97,6 +96,21 @@ TEST(Sm90, NegativeScalesAreOfTheBackwardPassAlone) {
   problem.softmax_scale = -1.0;
   EXPECT_FALSE(forward_sm90_takes(problem, kHopper));
   EXPECT_TRUE(backward_sm90_takes(problem, kHopper));
+}
+
+TEST(Sm90, PackedSamplesAreOfTheForwardPassAlone) {
+  AttentionProblem problem = interleaved_problem(3, 300, kHeads);
+  EXPECT_TRUE(forward_sm90_takes(problem, kHopper));
+  EXPECT_FALSE(backward_sm90_takes(problem, kHopper));
+  problem.layout.packing = geometry::Packing::kJointHalves;
+  EXPECT_TRUE(forward_sm90_takes(problem, kHopper));
+  // Rows are coordinates of a map; strips are counted in 31 bits.
+  problem.layout.joint_rows = std::int64_t{1} << 31;
+  EXPECT_FALSE(forward_sm90_takes(problem, kHopper));
+  problem.layout.joint_rows = std::int64_t{1} << 30;
+  EXPECT_TRUE(forward_sm90_takes(problem, kHopper));
+  problem.heads_q = 300;
+  EXPECT_FALSE(forward_sm90_takes(problem, kHopper));
 }
 
 TEST(Sm90, DeterministicIsOfTheForwardPassAlone) {

@@ -1,8 +1,9 @@
-// Which CTA of attention_forward_sm90 takes which strips (ItemSequence): all of them, each once,
-// and the same amount of work for each CTA.
+// Which CTA of attention_forward_sm90 takes which strips (ItemSequence, and GroupRounds where
+// samples are packed): all of them, each once, and the same amount of work for each CTA.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "cuda/attention/forward_sm90_items.cuh"
@@ -75,6 +76,46 @@ TEST(ItemSequence, CtasHaveTheSameWork) {
       EXPECT_LE(*std::max_element(work.begin(), work.end()), 1.02 * all / kCtas)
           << heads.kv << " KV heads, n = " << n;
     }
+  }
+}
+
+TEST(GroupRounds, EveryItemOnce) {
+  for (const i32 ctas : {1, 2, 7, 132}) {
+    std::vector<cuda::GroupRounds> rounds;
+    for (i32 cta = 0; cta < ctas; ++cta) rounds.emplace_back(cta, ctas);
+    for (const cuda::u32 count : {0u, 1u, 5u, 131u, 132u, 133u, 0u, 264u, 1000u, 3u}) {
+      std::vector<int> times(count);
+      for (cuda::GroupRounds& of_cta : rounds) {
+        of_cta.begin(count);
+        for (cuda::u32 item; of_cta.next(item);) ++times.at(item);
+        cuda::u32 item;
+        EXPECT_FALSE(of_cta.next(item));
+      }
+      EXPECT_EQ(std::count(times.begin(), times.end(), 1), count);
+    }
+  }
+}
+
+TEST(GroupRounds, CtasHaveTheSameWork) {
+  constexpr i32 kCtas = 132;
+  for (const i32 heads : {16, 32}) {
+    std::vector<double> work(kCtas);
+    std::vector<cuda::GroupRounds> rounds;
+    for (i32 cta = 0; cta < kCtas; ++cta) rounds.emplace_back(cta, kCtas);
+    for (int i = 0; i < 64; ++i) {  // lengths log-uniform in 128 ... 4096, in no order
+      const i32 strips = static_cast<i32>(2 * std::exp2(5.0 * (i * 37 % 64) / 63));
+      for (i32 cta = 0; cta < kCtas; ++cta) {
+        cuda::GroupRounds& of_cta = rounds[static_cast<std::size_t>(cta)];
+        of_cta.begin(static_cast<cuda::u32>(strips * heads));
+        for (cuda::u32 item; of_cta.next(item);) {
+          const i32 strip = strips - 1 - static_cast<i32>(item) / heads;
+          work[static_cast<std::size_t>(cta)] += 1.4 + std::max(1, (strip + 1) / 2);
+        }
+      }
+    }
+    double all = 0.0;
+    for (const double w : work) all += w;
+    EXPECT_LE(*std::max_element(work.begin(), work.end()), 1.02 * all / kCtas) << heads;
   }
 }
 

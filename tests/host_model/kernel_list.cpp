@@ -115,7 +115,10 @@ std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
   if (family == "forward_sm90") {
     for (const int head_dim : {64, 128}) {
       for (const bool small_blocks : {false, true}) {
-        kernels.emplace_back(cuda::ForwardSm90Kernel{{head_dim, Element::kBFloat16, small_blocks}});
+        for (const bool packed : {false, true}) {
+          kernels.emplace_back(
+              cuda::ForwardSm90Kernel{{head_dim, Element::kBFloat16, small_blocks, packed}});
+        }
       }
     }
     return kernels;

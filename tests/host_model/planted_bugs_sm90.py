@@ -31,6 +31,11 @@ CASES = [
     "strips_dim128_any_block",
     "strips_dim96",
     "strips_dim96_any_block",
+    "strips_packed",
+    "strips_packed_seqused",
+    "strips_packed_any_block",
+    "strips_packed_dim96",
+    "strips_of_many_samples",
     "strips_large_logits",
 ]
 
@@ -222,14 +227,14 @@ BUGS = [
     {
         "name": "rows without a token not zeroed",
         "path": KERNEL,
-        "old": "if (at + 8 * r < last_len) continue;",
+        "old": "if (first_strip_row() + 8 * r < last_valid) continue;",
         "new": "continue;",
     },
     {
         "name": "strips without a token not written",
         "path": PRODUCERS,
-        "old": "write_empty_strip(p, item); item.valid = 0;",
-        "new": "item.valid = 0;",
+        "old": "if (kStripRows * item.strip >= item.len) write_empty_strip<C>(p, item);",
+        "new": "",
     },
     {
         "name": "the output of the item at hand stored for the last one",
@@ -334,8 +339,81 @@ BUGS = [
     {
         "name": "an item left out in rounds that go backwards",
         "path": ITEMS,
-        "old": "ctas_ - 1 - place_",
-        "new": "ctas_ - place_",
+        "old": "const u32 item = done_ + (backwards_ ? ctas_ - 1 - place_ : place_);",
+        "new": "const u32 item = done_ + (backwards_ ? ctas_ - place_ : place_);",
+    },
+    # ---- packed samples
+    {
+        "name": "packed: an item left out in rounds that go backwards",
+        "path": ITEMS,
+        "old": "{ item = done_ + (backwards_ ? ctas_ - 1 - place_ : place_);",
+        "new": "{ item = done_ + (backwards_ ? ctas_ - place_ : place_);",
+    },
+    {
+        "name": "packed: a group begins where the one before it did",
+        "path": ITEMS,
+        "old": "place_ = place_ >= last_round ? place_ - last_round : place_ + ctas_ - last_round;",
+        "new": "place_ = place_ >= last_round ? place_ - last_round : place_ + ctas_ - last_round - 1;",
+    },
+    {
+        "name": "packed: the 33rd sample is the first again",
+        "path": ITEMS,
+        "old": "if (sample_ % 32 == 0) read_samples();",
+        "new": "if (sample_ == 0) read_samples();",
+    },
+    {
+        "name": "packed: numbers of the sample before",
+        "path": ITEMS,
+        "old": "static_cast<u32>(sample_) % 32));",
+        "new": "static_cast<u32>(sample_ > 0 ? sample_ - 1 : 0) % 32));",
+    },
+    {
+        "name": "packed: all heads have the first KV head",
+        "path": ITEMS,
+        "old": "item.head_kv = static_cast<i32>(head / query_heads_);",
+        "new": "item.head_kv = 0;",
+    },
+    {
+        "name": "packed: a part of a strip stored over the next sample's rows",
+        "path": KERNEL,
+        "old": "if (C.packed && last_rows < kStripRows) {",
+        "new": "if (false) {",
+    },
+    {
+        "name": "packed: lse stored over the next sample's",
+        "path": KERNEL,
+        "old": "if (C.packed ? in_strip < last_rows : last_row + in_strip < p.rows) {",
+        "new": "if (last_row + in_strip < (C.packed ? 1 << 30 : p.rows)) {",
+    },
+    {
+        "name": "packed: rows of a strip stored without the swizzle",
+        "path": KERNEL,
+        "old": "(piece % 8 ^ row % 8) * 16;",
+        "new": "piece % 8 * 16;",
+    },
+    {
+        "name": "packed: second slab of a part of a strip is the first",
+        "path": KERNEL,
+        "old": "from + piece / 8 * kStripSlabBytes",
+        "new": "from + 0 * kStripSlabBytes",
+    },
+    {
+        "name": "packed: rows of V of the next sample not cleared",
+        "path": PRODUCERS,
+        "old": "(C.packed || len < p.rows) && len < last.key + rows;",
+        "new": "len < p.rows && len < last.key + rows;",
+    },
+    {
+        "name": "packed: clean keys from the noisy half",
+        "path": PRODUCERS,
+        "old": "load.first_row = item.first_row<C>(load.noisy ? 0 : 1);",
+        "new": "load.first_row = item.first_row<C>(0);",
+    },
+    {
+        "name": "packed: rows behind the last sample not written",
+        "path": PRODUCERS,
+        "old": "write_packed_tail(p);",
+        "new": "",
     },
     # ---- softmax
     {

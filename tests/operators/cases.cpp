@@ -271,6 +271,36 @@ void add_strips(std::vector<Case>& cases) {
   diffusion(c).block_size = 8;
   c.head_dim_v = 96;
   cases.push_back(c);
+  // Packed samples: strips that end inside of a sample's last one, rows of other samples behind it.
+  Case packed;
+  packed.name = "strips_packed";
+  packed.layout = TokenLayout::kInterleaved;
+  packed.mask = blocks(8);
+  packed.lengths = {200, 0, 64, 130, 1, 65};
+  packed.tail = 70;
+  packed.heads_q = 2;
+  cases.push_back(packed);
+  c = packed;
+  c.name = "strips_packed_seqused";
+  c.layout = TokenLayout::kHalves;
+  c.seqused = {150, 0, 64, 65, 0, 65};
+  cases.push_back(c);
+  c.name = "strips_packed_any_block";
+  diffusion(c).block_size = 24;
+  diffusion(c).clean = CleanAttention::kCausal;
+  diffusion(c).order = Order::kCleanNoisy;
+  c.head_dim = c.head_dim_v = 128;
+  cases.push_back(c);
+  c = packed;
+  c.name = "strips_packed_dim96";
+  c.head_dim = c.head_dim_v = 96;
+  cases.push_back(c);
+  c = packed;
+  c.name = "strips_of_many_samples";
+  c.heads_q = c.heads_kv = 3;  // an odd number of items
+  c.lengths.resize(70);
+  for (std::size_t i = 0; i < c.lengths.size(); ++i) c.lengths[i] = static_cast<int>(i * 37 % 71);
+  cases.push_back(c);
   // Maxima that move from tile to tile.
   c = batched("strips_large_logits", blocks(4), 260);
   c.input_scale = 20.0;

@@ -10,9 +10,9 @@ import tempfile
 from typing import Any
 
 # Times of the first forward and the first backward pass of each head dim in a process of its own,
-# with CUDA and autograd ready before. The processes fork from one that has imported everything.
+# with CUDA and autograd ready before. The processes fork from one that has imported what takes long.
 _FIRST_USE = """
-import json, multiprocessing, os, sys, time, torch, stepwell
+import json, multiprocessing, os, sys, time, torch
 
 def seconds(call):
     torch.cuda.synchronize()
@@ -27,6 +27,8 @@ def product(device):
     torch.autograd.grad(y, x, torch.ones_like(y))
 
 def measure(dim, cache, results):
+    import stepwell  # not before the fork: it asks for GPUs
+
     os.environ["STEPWELL_CACHE_DIR"] = cache
     product("cuda")
     q, k, v = (torch.randn(1, 256, 4, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)

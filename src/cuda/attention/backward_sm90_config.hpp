@@ -128,7 +128,7 @@ struct BackwardSm90Params {
   const i32* lengths = nullptr;   // [batch] valid tokens of each half, or all
   TileGrid grid;                  // of tiles of one half of the keys: 128 (main) or 64 (rows)
   i32 items = 0;                  // of the main kernel: clean keys, then noisy keys if it does them
-  i32 ctas = 1;                   // launched; those of the main kernel have several items each
+  i32 ctas = 0;                   // launched; those of the main kernel have several items each
   geometry::Divisor by_block;
   i32 block_size = 1;
   bool clean_causal = false;

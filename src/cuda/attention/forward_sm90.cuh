@@ -7,7 +7,8 @@
 //
 // WARPS (384 threads)
 //   warpgroup 0   warp 0 loads keys and values, warp 1 finds items and loads queries, up to two
-//                 items ahead; warps 2 and 3 have nothing to do. 40 registers.
+//                 items ahead, warp 2 writes rows that hold no token; warp 3 has nothing to do.
+//                 40 registers.
 //   warpgroup 1   the noisy strip, and warpgroup 2, the clean strip. 232 registers each.
 //
 // SHARED MEMORY at head dim 128: output 2 x 16 KB, queries 2 stages of 2 x 16, K and V 2 stages of
@@ -113,7 +114,9 @@ struct Forward90Consumer {
 
   // Of the item at hand, as long as masks need them; and of the one before it, to store it.
   i32 strip, len;
-  i32 last_strip, last_sample, last_head, last_len;
+  i32 last_row, last_batch, last_head;  // the strip's place in the maps
+  i32 last_valid;                       // its rows that hold a token
+  i32 last_rows;                        // packed: those of its sample
   u32 packed_out[kOutPieces / 2][4];
   float last_lse[2];
 
@@ -165,7 +168,7 @@ struct Forward90Consumer {
     ptx::syncwarp();
     strip = uniform(item.strip);
     len = uniform(item.len);
-    if (uniform(item.valid) == 0) return false;
+    if (len == 0) return false;
     q_strip = shared + kPlan.q + (2 * uniform(q.slot()) + group) * C.strip_bytes();
     q.next();
     return true;
@@ -177,10 +180,12 @@ struct Forward90Consumer {
     const StripItem item = load_item<StripItem>(shared + kPlan.items + 32 * slot);
     ptx::syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barriers.q_empty(slot));
-    last_strip = uniform(item.strip);
-    last_sample = uniform(item.sample);
+    const i32 first = kStripRows * uniform(item.strip);
+    last_row = uniform(item.first_row<C>(group)) + first;
+    last_batch = uniform(item.batch);
     last_head = uniform(item.head);
-    last_len = uniform(item.len);
+    last_valid = uniform(item.len) - first;
+    last_rows = uniform(item.rows) - first;
   }
 
   // ---- products
@@ -346,12 +351,10 @@ struct Forward90Consumer {
   __device__ __forceinline__ void finish(const RunningRow (&done)[2]) {
     float inverse[2];
     finish_rows(done, inverse, last_lse);
-    const i32 first = kStripRows * last_strip;
-    if (first + kStripRows > last_len) {  // rows that hold no token
-      const i32 at = first + first_strip_row();
+    if (kStripRows > last_valid) {  // rows that hold no token
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (at + 8 * r < last_len) continue;
+        if (first_strip_row() + 8 * r < last_valid) continue;
         last_lse[r] = minus_infinity();
 #pragma unroll
         for (int i = 0; i < kOutPieces; ++i) o[i][2 * r] = o[i][2 * r + 1] = 0.0f;
@@ -365,6 +368,19 @@ struct Forward90Consumer {
         packed_out[i / 2][i % 2 * 2 + r] =
             ptx::cvt_x2_f32<C.element>(o[i][2 * r] * inverse[r], o[i][2 * r + 1] * inverse[r]);
       }
+    }
+  }
+
+  /// The first last_rows rows of the strip at `from`, by the 128 threads of a warpgroup.
+  __device__ __forceinline__ void store_rows(const HalfRows& out, u32 from, u32 thread) const {
+    const i32 pieces = p.head_dim_v / 8;
+#pragma unroll 1
+    for (i32 i = static_cast<i32>(thread); i < last_rows * pieces; i += 128) {
+      const i32 row = i / pieces;
+      const i32 piece = i - row * pieces;
+      const u32 at = from + piece / 8 * kStripSlabBytes + row * 128 + (piece % 8 ^ row % 8) * 16;
+      ptx::st_global_v4(out.at(last_batch, last_row + row, last_head) + 8 * piece,
+                        ptx::ld_shared_v4(at));
     }
   }
 
@@ -385,12 +401,13 @@ struct Forward90Consumer {
     }
     ptx::fence_proxy_async();
     ptx::bar_sync(3 + half, 128);
-    if (thread == 0) {
-      const i32 first = kStripRows * last_strip;
-      ptx::tensor_store_5d(p.out[half], to, 0, first, 0, last_head, last_sample);
+    if (C.packed && last_rows < kStripRows) {  // the next sample's rows follow
+      store_rows(p.out_rows[half], to, thread);
+    } else if (thread == 0) {
+      ptx::tensor_store_5d(p.out[half], to, 0, last_row, 0, last_head, last_batch);
       if (C.slabs() > 1 && p.v_by_slab) {
-        ptx::tensor_store_5d(p.out[half], to + kStripSlabBytes, 64, first, 0, last_head,
-                             last_sample);
+        ptx::tensor_store_5d(p.out[half], to + kStripSlabBytes, 64, last_row, 0, last_head,
+                             last_batch);
       }
       ptx::bulk_commit_group();
     }
@@ -398,8 +415,10 @@ struct Forward90Consumer {
     if (lse.data != nullptr && thread % 4 == 0) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const i32 at = kStripRows * last_strip + first_strip_row() + 8 * r;
-        if (at < p.rows) *lse.at(last_sample, last_head, p.first_row[half] + at) = last_lse[r];
+        const i32 in_strip = first_strip_row() + 8 * r;
+        if (C.packed ? in_strip < last_rows : last_row + in_strip < p.rows) {
+          *lse.at(last_batch, last_head, p.first_row[half] + last_row + in_strip) = last_lse[r];
+        }
       }
     }
   }
@@ -592,8 +611,13 @@ __device__ __forceinline__ void attention_forward_sm90(const ForwardSm90Params& 
   ptx::bar_sync(0, C.threads());
   if (warp < 4) {
     ptx::setmaxnreg_dec<40>();
-    if (warp == 0) produce_keys<C>(p, shared);
-    if (warp == 1) produce_queries<C>(p, shared, p.ctas);
+    if (warp == 0) {
+      produce_keys<C>(p, shared);
+    } else if (warp == 1) {
+      produce_queries<C>(p, shared);
+    } else if (warp == 2) {
+      write_empty<C>(p);
+    }
   } else {
     ptx::setmaxnreg_inc<232>();
     Forward90Consumer<C>(p, shared, warp / 4 - 1).run();

@@ -17,6 +17,7 @@ struct ForwardSm90Config {
   int head_dim;  // 64 or 128, of q, k and v; tensors of smaller ones are padded to 64 by their maps
   Element element;
   bool small_blocks;  // the block size divides 64
+  bool packed;        // samples of any length, one after the other
 
   constexpr int threads() const { return 384; }  // warpgroups: loads, noisy strip, clean strip
   constexpr int slabs() const { return head_dim / 64; }
@@ -55,24 +56,28 @@ constexpr ForwardSm90Plan forward_sm90_plan(ForwardSm90Config config) {
 }
 
 /// By geometry::Half where there are two of a kind. Maps have the dimensions 64 dims of a slab, row
-/// of the half, slab, head and sample; or, `by_slab`, dim, row, 1, head and sample.
+/// of the half (packed: of the tensor), slab, head and sample (packed: one); or, `by_slab`, dim,
+/// row, 1, head and sample.
 struct ForwardSm90Params {
   TensorMap q[2], out[2];          // boxes of a strip
   TensorMap k[2], v[2];            // boxes of a whole tile
   TensorMap k_part[2], v_part[2];  // boxes of 64 rows and one slab
   FloatRows lse[2];
   HalfRows out_rows[2];          // the same as `out`, for rows that hold no token
-  i64 first_row[2] = {};         // of the half, in out_rows and lse
+  i64 first_row[2] = {};         // of the half, in out_rows and lse; packed: 0
   const i32* lengths = nullptr;  // [batch] valid tokens of each half, or all
-  TileGrid grid;                 // of strips, each of both halves
-  i32 ctas = 1;                  // launched; each has several strips
+  TileGrid grid;                 // of strips, each of both halves; not packed
+  geometry::Layout layout;       // packed
+  i32 cached_rows = 1;           // packed: keys and values of one KV head that the L2 cache holds
+  i32 ctas = 0;                  // launched; each has several strips
   geometry::Divisor by_block;
-  i32 rows = 0;  // tokens of a half, valid or not
+  i32 rows = 0;  // tokens of a half, valid or not; not packed
   i32 block_size = 1;
   bool clean_causal = false;
   bool noisy_causal = false;
   bool qk_by_slab = false;  // maps of q and k; those of v and out
   bool v_by_slab = false;
+  i32 heads_q = 0;
   i32 heads_kv = 0;
   i32 head_dim_v = 0;
   float scale_log2 = 0.0f;  // softmax scale * log2(e), positive

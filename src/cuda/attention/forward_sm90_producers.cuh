@@ -56,53 +56,104 @@ struct ForwardSm90Barriers {
   }
 };
 
-/// Results of a strip without a valid token, by one warp.
+/// Zeros, and -inf for lse, in rows [row, row + count). By one warp; with few registers.
+__device__ __forceinline__ void write_empty_rows(const ForwardSm90Params& p, int half, i32 batch,
+                                                 i32 head, i64 row, i32 count) {
+  const i32 lane = static_cast<i32>(ptx::thread_index() % 32);
+  const i32 piece = lane % 16;
+  if (8 * piece < p.head_dim_v) {
+    const HalfRows& out = p.out_rows[half];
+    unsigned short* to = out.at(batch, row + lane / 16, head) + 8 * piece;
+#pragma unroll 1
+    for (i32 i = lane / 16; i < count; i += 2) {
+      ptx::st_global_v4(to, {0, 0, 0, 0});
+      to += 2 * out.row_stride;
+    }
+  }
+  const FloatRows& lse = p.lse[half];
+  if (lse.data == nullptr) return;
+#pragma unroll 1
+  for (i32 i = lane; i < count; i += 32) *lse.at(batch, head, row + i) = minus_infinity();
+}
+
+/// Of a strip without a valid token.
+template <ForwardSm90Config C>
 __device__ __forceinline__ void write_empty_strip(const ForwardSm90Params& p,
                                                   const StripItem& item) {
-  const u32 lane = ptx::thread_index() % 32;
   const i32 first = kStripRows * item.strip;
-  const i32 count = geometry::min_of(kStripRows, p.rows - first);
+  const i32 count = geometry::min_of(kStripRows, item.rows - first);
+#pragma unroll 1
   for (int half = 0; half < 2; ++half) {
-    const i64 row = p.first_row[half] + first;
-    write_zero_rows<32>(p.out_rows[half], item.sample, item.head, row, count, p.head_dim_v, lane);
-    write_values<32>(p.lse[half], item.sample, item.head, row, count, minus_infinity(), lane);
+    write_empty_rows(p, half, item.batch, item.head,
+                     p.first_row[half] + item.first_row<C>(half) + first, count);
+  }
+}
+
+/// Rows behind the last sample, divided among all CTAs.
+__device__ __forceinline__ void write_packed_tail(const ForwardSm90Params& p) {
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    const geometry::RowRun tail = geometry::packed_query_tail(p.layout, half);
+    const i32 rows = static_cast<i32>(tail.count);
+    const i32 items = geometry::ceil_div(rows, kStripRows) * p.heads_q;
+#pragma unroll 1
+    for (i32 i = static_cast<i32>(ptx::cta_index<0>()); i < items; i += p.ctas) {
+      const i32 strip = i / p.heads_q;
+      const i32 first = kStripRows * strip;
+      write_empty_rows(p, half, 0, i - strip * p.heads_q, tail.first + first,
+                       geometry::min_of(kStripRows, rows - first));
+    }
+  }
+}
+
+/// What no strip with a valid token writes. By a warp of its own: another one has no registers for
+/// it, and would be late with what it loads.
+template <ForwardSm90Config C>
+__device__ __forceinline__ void write_empty(const ForwardSm90Params& p) {
+  if constexpr (C.packed) {
+    write_packed_tail(p);
+  }
+  if (p.lengths == nullptr) return;
+  ItemsOf<C.packed> items(p, static_cast<i32>(ptx::cta_index<0>()));
+  StripItem item{};
+  while (items.next(item)) {
+    if (kStripRows * item.strip >= item.len) write_empty_strip<C>(p, item);
   }
 }
 
 /// Finds the CTA's items and loads their queries, as far ahead as there are slots.
 template <ForwardSm90Config C>
-__device__ __forceinline__ void produce_queries(const ForwardSm90Params& p, u32 shared, i32 ctas) {
+__device__ __forceinline__ void produce_queries(const ForwardSm90Params& p, u32 shared) {
   static constexpr ForwardSm90Plan kPlan = forward_sm90_plan(C);
   const ForwardSm90Barriers barriers{shared + kPlan.barriers};
   const bool leader = ptx::thread_index() % 32 == 0;
-  const i32 items = static_cast<i32>(p.grid.ctas());
-  ItemSequence sequence(p.grid, static_cast<i32>(ptx::cta_index<0>()), ctas);
+  ItemsOf<C.packed> items(p, static_cast<i32>(ptx::cta_index<0>()));
   RingPlace<kQueryStages> q;
   while (true) {
     StripItem item{};
-    for (i32 index = sequence.next(); index < items; index = sequence.next()) {
-      item = strip_item(p, index);
-      if (kStripRows * item.strip < item.len) break;
-      write_empty_strip(p, item);
-      item.valid = 0;
-    }
+    bool found = false;
+    do {
+      found = items.next(item);
+    } while (found && kStripRows * item.strip >= item.len);
+    if (!found) item.len = 0;
     wait_together(barriers.q_empty(q.slot()), q.parity() ^ 1);
     if (leader) {
       store_item(shared + kPlan.items + 32 * q.slot(), item);
       ptx::mbarrier_arrive(barriers.item(q.slot()));
       const u32 full = barriers.q_full(q.slot());
-      if (item.valid != 0) {
+      if (found) {
         const u32 to = shared + kPlan.q + q.slot() * 2 * C.strip_bytes();
         ptx::mbarrier_arrive_expect_tx(full, 2 * C.strip_bytes());
         for (int half = 0; half < 2; ++half) {
           load_slabs<C.slabs()>(to + half * C.strip_bytes(), kStripRows * 128, p.q[half], full,
-                                kStripRows * item.strip, item.head, item.sample, p.qk_by_slab);
+                                item.first_row<C>(half) + kStripRows * item.strip, item.head,
+                                item.batch, p.qk_by_slab);
         }
       } else {
         ptx::mbarrier_arrive(full);
       }
     }
-    if (item.valid == 0) return;
+    if (!found) return;
     q.next();
   }
 }
@@ -114,15 +165,17 @@ struct TileLoad {
   i32 key;
   TileRows rows;
   bool noisy;
-  i32 sample;
+  i32 batch;
   i32 head_kv;
   i32 len;
+  i32 first_row;        // in the map of the keys' half
+  i32 first_noisy_row;  // of noisy keys beside them
 };
 
-template <bool kSmallBlocks>
-__device__ __forceinline__ TileLoad tile_load(const KeyTiles<kSmallBlocks>& tiles, i32 tile,
+template <ForwardSm90Config C>
+__device__ __forceinline__ TileLoad tile_load(const KeyTiles<C.small_blocks>& tiles, i32 tile,
                                               const StripItem& item) {
-  TileLoad load{0, TileRows::kWhole, false, item.sample, item.head_kv, item.len};
+  TileLoad load{0, TileRows::kWhole, false, item.batch, item.head_kv, item.len, 0, 0};
   if (tile == 0 && tiles.merged) {
     load.key = kStripRows * item.strip;
     load.rows = TileRows::kMerged;
@@ -133,6 +186,8 @@ __device__ __forceinline__ TileLoad tile_load(const KeyTiles<kSmallBlocks>& tile
   } else {
     load.key = geometry::min_of(tiles.clean_key(tile), tiles.last_clean);
   }
+  load.first_noisy_row = item.first_row<C>(0);
+  load.first_row = item.first_row<C>(load.noisy ? 0 : 1);
   return load;
 }
 
@@ -144,10 +199,11 @@ __device__ __forceinline__ void request_tile_sm90(u32 to, u32 barrier, const Ten
   constexpr int kSlabBytes = kSm90TileKeys * 128;
   constexpr int kPartBytes = 64 * 128;
   const int half = load.noisy ? 0 : 1;
+  const i32 row = load.first_row + load.key;
   const u32 bytes = load.rows == TileRows::kNarrow ? C.tile_bytes() / 2 : C.tile_bytes();
   ptx::mbarrier_arrive_expect_tx(barrier, bytes);
   if (load.rows == TileRows::kWhole) {
-    load_slabs<C.slabs()>(to, kSlabBytes, whole[half], barrier, load.key, load.head_kv, load.sample,
+    load_slabs<C.slabs()>(to, kSlabBytes, whole[half], barrier, row, load.head_kv, load.batch,
                           by_slab);
     return;
   }
@@ -156,11 +212,10 @@ __device__ __forceinline__ void request_tile_sm90(u32 to, u32 barrier, const Ten
     const u32 at = to + slab * kSlabBytes;
     const int dim = by_slab ? 64 * slab : 0;
     const int slab_of_map = by_slab ? 0 : slab;
-    ptx::tensor_load_5d(at, part[half], barrier, dim, load.key, slab_of_map, load.head_kv,
-                        load.sample);
+    ptx::tensor_load_5d(at, part[half], barrier, dim, row, slab_of_map, load.head_kv, load.batch);
     if (load.rows == TileRows::kMerged) {
-      ptx::tensor_load_5d(at + kPartBytes, part[0], barrier, dim, load.key, slab_of_map,
-                          load.head_kv, load.sample);
+      ptx::tensor_load_5d(at + kPartBytes, part[0], barrier, dim, load.first_noisy_row + load.key,
+                          slab_of_map, load.head_kv, load.batch);
     }
   }
 }
@@ -193,7 +248,9 @@ __device__ __forceinline__ void produce_keys(const ForwardSm90Params& p, u32 sha
     const u32 to = shared + kPlan.v + v.slot() * C.tile_bytes();
     wait_together(barriers.v_empty(v.slot()), v.parity() ^ 1);
     const int rows = last.rows == TileRows::kWhole ? kSm90TileKeys : 64;
-    const bool ragged = last.len < p.rows && last.len < last.key + rows;
+    // Behind a half that is not packed the map has zeros.
+    const i32 len = last.len;
+    const bool ragged = (C.packed || len < p.rows) && len < last.key + rows;
     const u32 full = barriers.v_full(v.slot());
     if (leader) {
       request_tile_sm90<C>(to, ragged ? barriers.ragged() : full, p.v, p.v_part, last, p.v_by_slab);
@@ -214,10 +271,10 @@ __device__ __forceinline__ void produce_keys(const ForwardSm90Params& p, u32 sha
     ptx::syncwarp();
     if (leader) ptx::mbarrier_arrive(barriers.q_empty(q.slot()));
     q.next();
-    if (item.valid == 0) break;
+    if (item.len == 0) break;
     const KeyTiles<C.small_blocks> tiles(p, item.strip, item.len);
     for (i32 tile = 0; tile < tiles.count; ++tile) {
-      const TileLoad load = tile_load(tiles, tile, item);
+      const TileLoad load = tile_load<C>(tiles, tile, item);
       wait_together(barriers.k_empty(k.slot()), k.parity() ^ 1);
       if (leader) {
         request_tile_sm90<C>(shared + kPlan.k + k.slot() * C.tile_bytes(),

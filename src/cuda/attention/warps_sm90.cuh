@@ -48,22 +48,36 @@ __device__ __forceinline__ i32 valid_tokens(const Params& p, i32 sample) {
   return p.lengths == nullptr ? p.rows : geometry::clamp_to(p.lengths[sample], 0, p.rows);
 }
 
-/// The six numbers of a work item in shared memory, at a multiple of 16.
+/// The six or eight numbers of a work item in shared memory, at a multiple of 16.
 template <class Item>
 __device__ __forceinline__ void store_item(u32 at, const Item& item) {
-  const auto words = __builtin_bit_cast(ptx::Words<6>, item);
+  constexpr int kWords = sizeof(Item) / 4;
+  static_assert(kWords == 6 || kWords == 8);
+  const auto words = __builtin_bit_cast(ptx::Words<kWords>, item);
   ptx::st_shared_v4(at, {words.word[0], words.word[1], words.word[2], words.word[3]});
-  ptx::st_shared_v2(at + 16, static_cast<i32>(words.word[4]), static_cast<i32>(words.word[5]));
+  if constexpr (kWords == 6) {
+    ptx::st_shared_v2(at + 16, static_cast<i32>(words.word[4]), static_cast<i32>(words.word[5]));
+  } else {
+    ptx::st_shared_v4(at + 16, {words.word[4], words.word[5], words.word[6], words.word[7]});
+  }
 }
 
 template <class Item>
 __device__ __forceinline__ Item load_item(u32 at) {
+  constexpr int kWords = sizeof(Item) / 4;
+  static_assert(kWords == 6 || kWords == 8);
   const U32x4 first = ptx::ld_shared_v4(at);
-  i32 last[2];
-  ptx::ld_shared_v2(at + 16, last[0], last[1]);
-  const ptx::Words<6> words{
-      {first.x, first.y, first.z, first.w, static_cast<u32>(last[0]), static_cast<u32>(last[1])}};
-  return __builtin_bit_cast(Item, words);
+  if constexpr (kWords == 6) {
+    i32 last[2];
+    ptx::ld_shared_v2(at + 16, last[0], last[1]);
+    return __builtin_bit_cast(
+        Item, ptx::Words<6>{{first.x, first.y, first.z, first.w, static_cast<u32>(last[0]),
+                             static_cast<u32>(last[1])}});
+  } else {
+    const U32x4 last = ptx::ld_shared_v4(at + 16);
+    return __builtin_bit_cast(
+        Item, ptx::Words<8>{{first.x, first.y, first.z, first.w, last.x, last.y, last.z, last.w}});
+  }
 }
 
 }  // namespace stepwell::cuda
