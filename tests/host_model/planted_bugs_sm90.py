@@ -401,7 +401,7 @@ BUGS = [
         "name": "packed: rows of V of the next sample not cleared",
         "path": PRODUCERS,
         "old": "(C.packed || len < p.rows) && len < last.key + rows;",
-        "new": "len < p.rows && len < last.key + rows;",
+        "new": "!C.packed && len < p.rows && len < last.key + rows;",
     },
     {
         "name": "packed: clean keys from the noisy half",
