@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 TARGET = Path(__file__).resolve().parent.parent / "src/cuda/ptx/wgmma_instructions.cuh"
-COLUMNS = (32, 64, 128)  # N of m64nNk16
+COLUMNS = (32, 64, 96, 128, 192, 256)  # N of m64nNk16
+# Columns of an accumulator and steps of 16 of a product's A in registers that are waited for.
+WITH_A = ((64, 4), (64, 8), (128, 4), (128, 8), (192, 6), (256, 4))
 
 HEAD = """\
 // wgmma.mma_async.m64nNk16 with f32 accumulators, and wgmma.wait_group; device builds only. Written
@@ -143,7 +145,7 @@ def text() -> str:
         for element, type_name in (("bf16", "kBFloat16"), ("f16", "kFloat16")):
             parts.append(instruction(columns, element, type_name))
     parts += [wait(columns) for columns in COLUMNS]
-    parts += [wait_with_a(columns, steps) for columns in COLUMNS[1:] for steps in (4, 8)]
+    parts += [wait_with_a(columns, steps) for columns, steps in WITH_A]
     return "".join([*parts, TAIL])
 
 

@@ -4,6 +4,7 @@
 #include "cuda/backward_sm90.hpp"
 #include "cuda/configurations.hpp"
 #include "cuda/forward_sm90.hpp"
+#include "cuda/forward_walk_sm90.hpp"
 #include "cuda/parameters.hpp"
 
 namespace stepwell::cuda {
@@ -86,8 +87,14 @@ void forward(const AttentionProblem& problem, Launcher& launcher) {
                 launcher);
     return;
   }
+  if (forward_walk_sm90_takes(problem, limits)) {
+    const ForwardWalkSm90Config config = forward_walk_sm90_config(traits_of(problem));
+    launch_ctas(ForwardWalkSm90Kernel{config}, forward_walk_sm90_params(problem, config, launcher),
+                launcher);
+    return;
+  }
   const ForwardConfig config = forward_config(traits_of(problem), limits);
-  launch(ForwardKernel{config}, forward_params(problem, config), launcher);
+  launch(ForwardKernel{config}, forward_params(problem, config.tile_q()), launcher);
 }
 
 void backward(const AttentionProblem& problem, std::byte* workspace, Launcher& launcher) {
@@ -126,6 +133,9 @@ std::vector<AttentionKernel> forward_kernels(const AttentionProblem& problem,
                                              const DeviceLimits& limits) {
   if (is_f32(problem)) return {ForwardF32Kernel{forward_f32_config(traits_of(problem), limits)}};
   if (forward_sm90_takes(problem, limits)) return {ForwardSm90Kernel{forward_sm90_config(problem)}};
+  if (forward_walk_sm90_takes(problem, limits)) {
+    return {ForwardWalkSm90Kernel{forward_walk_sm90_config(traits_of(problem))}};
+  }
   return {ForwardKernel{forward_config(traits_of(problem), limits)}};
 }
 
@@ -159,6 +169,10 @@ std::string describe_forward(const AttentionProblem& problem, const DeviceLimits
   if (forward_sm90_takes(problem, limits)) {
     const ForwardSm90Config config = forward_sm90_config(problem);
     return "cuda " + describe_persistent(ForwardSm90Kernel{config}, config.threads());
+  }
+  if (forward_walk_sm90_takes(problem, limits)) {
+    const ForwardWalkSm90Config config = forward_walk_sm90_config(traits_of(problem));
+    return "cuda " + describe_persistent(ForwardWalkSm90Kernel{config}, config.threads());
   }
   const ForwardConfig config = forward_config(traits_of(problem), limits);
   return "cuda " + describe(ForwardKernel{config}, config.warps, config.ctas_per_sm);

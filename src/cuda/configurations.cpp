@@ -312,6 +312,13 @@ F32Config backward_dkv_f32_config(const KernelTraits& traits, const DeviceLimits
 std::vector<AttentionKernel> sm90_kernels() {
   std::vector<AttentionKernel> kernels;
   for (const Element element : {Element::kBFloat16, Element::kFloat16}) {
+    for (const int head_dim : {64, 128, 192, 256}) {
+      for (const bool softcap : {false, true}) {
+        for (const bool dropout : {false, true}) {
+          kernels.emplace_back(ForwardWalkSm90Kernel{{head_dim, element, softcap, dropout}});
+        }
+      }
+    }
     for (const int head_dim : {64, 128}) {
       for (const bool small_blocks : {false, true}) {
         for (const bool packed : {false, true}) {

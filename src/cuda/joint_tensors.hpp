@@ -5,6 +5,7 @@
 
 #include "core/problem.hpp"
 #include "cuda/limits.hpp"
+#include "cuda/maps.hpp"
 #include "cuda/tensor_map.hpp"
 
 namespace stepwell::cuda {
@@ -16,12 +17,6 @@ bool sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits);
 
 /// Of those kernels: 64 or 128, at least those of q, k and v.
 int sm90_head_dim(const AttentionProblem& problem);
-
-/// Whether a tensor with this head dim has one slab of 64 dims that is whole and one that is not.
-bool is_by_slab(int dim);
-
-/// One on each SM, or fewer.
-std::int32_t persistent_ctas(std::int64_t items, const DeviceLimits& limits);
 
 /// What the parameters of those kernels say of the layout and its mask, but for each half.
 template <typename Params>
@@ -44,9 +39,8 @@ bool has_map(const AttentionProblem& problem, const Rows& rows, int heads);
 /// its own.
 std::int64_t first_row(const geometry::Layout& layout, geometry::Half half);
 
-/// What the map of a half is made from, with the dimensions 64 dims of a slab, row of the half,
-/// slab, head and sample; where is_by_slab(dim), dim, row, 1, head and sample, and boxes of one
-/// slab. Of packed samples it has all rows of the tensor, and one sample.
+/// What the map of a half is made from (tiled_rows). Of packed samples it has all rows of the
+/// tensor, and one sample.
 TiledTensor tiled_half(const AttentionProblem& problem, const Rows& rows, geometry::Half half,
                        int heads, int dim, unsigned box_rows, unsigned box_slabs);
 

@@ -73,6 +73,25 @@ Description describe(const ForwardSm90Kernel& kernel) {
                       {"packed", on_off(packed)}}};
 }
 
+Description describe(const ForwardWalkSm90Kernel& kernel) {
+  const auto& [head_dim, element, softcap, dropout] = kernel.config;
+  return {.name = fmt::format("attention_forward_walk_sm90 dim={} {} {}x{}{}", head_dim,
+                              element_text(element), kWalkRows, kernel.config.tile_keys(),
+                              option_text(softcap, dropout)),
+          .header = "cuda/attention/forward_walk_sm90.cuh",
+          .function = "attention_forward_walk_sm90",
+          .config_type = "ForwardWalkSm90Config",
+          .config_values =
+              fmt::format("{}, {}, {}, {}", head_dim, element_code(element), softcap, dropout),
+          .params_type = "ForwardWalkSm90Params",
+          .ctas_per_sm = 1,
+          .factors = {{"kernel", "forward_walk_sm90"},
+                      {"head_dim", std::to_string(head_dim)},
+                      {"element", element_text(element)},
+                      {"softcap", on_off(softcap)},
+                      {"dropout", on_off(dropout)}}};
+}
+
 Description describe(const BackwardSm90Kernel& kernel) {
   const auto& [head_dim, element] = kernel.config;
   return {.name = fmt::format("attention_backward_sm90 dim={} {} {}x{}", head_dim,
@@ -226,6 +245,11 @@ KernelKey key(int family, const ForwardSm90Kernel& kernel) {
   return make_key(family, {head_dim, static_cast<int>(element), small_blocks, packed});
 }
 
+KernelKey key(int family, const ForwardWalkSm90Kernel& kernel) {
+  const auto& [head_dim, element, softcap, dropout] = kernel.config;
+  return make_key(family, {head_dim, static_cast<int>(element), softcap, dropout});
+}
+
 KernelKey key(int family, const BackwardSm90Kernel& kernel) {
   const auto& [head_dim, element] = kernel.config;
   return make_key(family, {head_dim, static_cast<int>(element)});
@@ -268,6 +292,9 @@ KernelKey key(int family, const Kernel& kernel) {
 
 int shared_bytes(const ForwardKernel& kernel) { return forward_plan(kernel.config).bytes; }
 int shared_bytes(const ForwardSm90Kernel& kernel) { return forward_sm90_plan(kernel.config).bytes; }
+int shared_bytes(const ForwardWalkSm90Kernel& kernel) {
+  return forward_walk_sm90_plan(kernel.config).bytes;
+}
 int shared_bytes(const BackwardSm90Kernel& kernel) {
   return backward_sm90_plan(kernel.config).bytes;
 }

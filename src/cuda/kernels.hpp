@@ -14,6 +14,7 @@
 #include "cuda/attention/f32_config.hpp"
 #include "cuda/attention/forward_config.hpp"
 #include "cuda/attention/forward_sm90_config.hpp"
+#include "cuda/attention/forward_walk_sm90_config.hpp"
 #include "runtime/spec.hpp"
 
 namespace stepwell::cuda {
@@ -63,6 +64,11 @@ struct ForwardSm90Kernel {
   ForwardSm90Config config;
 };
 
+/// attention_forward_walk_sm90 (forward_walk_sm90.cuh); takes ForwardWalkSm90Params.
+struct ForwardWalkSm90Kernel {
+  ForwardWalkSm90Config config;
+};
+
 /// attention_backward_sm90 (backward_sm90.cuh); takes BackwardSm90Params, as does the next.
 struct BackwardSm90Kernel {
   BackwardSm90Config config;
@@ -76,7 +82,7 @@ struct BackwardRowsSm90Kernel {
 using AttentionKernel =
     std::variant<ForwardKernel, BackwardKernel, PrepareKernel, FinishKernel, BackwardDqKernel,
                  ForwardF32Kernel, BackwardDqF32Kernel, BackwardDkvF32Kernel, ForwardSm90Kernel,
-                 BackwardSm90Kernel, BackwardRowsSm90Kernel>;
+                 ForwardWalkSm90Kernel, BackwardSm90Kernel, BackwardRowsSm90Kernel>;
 
 /// Whether it is one of the float32 kernels.
 bool is_f32(const AttentionKernel& kernel);

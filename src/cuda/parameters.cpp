@@ -44,13 +44,6 @@ i64 longest_segment(const AttentionProblem& problem, i64 clean_rows) {
   return rows;
 }
 
-/// Rows of a half's tensors, of one batch entry or packed.
-i64 tensor_rows(const geometry::Layout& layout, Half half, bool keys) {
-  if (shares_tensors(layout)) return layout.joint_rows;
-  if (half == Half::kNoisy) return layout.noisy_rows;
-  return keys ? layout.clean_kv_rows : layout.clean_q_rows;
-}
-
 /// Rows of all segments of an average sample.
 i64 sample_rows(const AttentionProblem& problem, bool keys) {
   const geometry::Layout& layout = problem.layout;
@@ -187,6 +180,12 @@ void set_backward(const AttentionProblem& problem, std::size_t row_values, int d
 
 }  // namespace
 
+std::int64_t tensor_rows(const geometry::Layout& layout, Half half, bool keys) {
+  if (shares_tensors(layout)) return layout.joint_rows;
+  if (half == Half::kNoisy) return layout.noisy_rows;
+  return keys ? layout.clean_kv_rows : layout.clean_q_rows;
+}
+
 geometry::Layout kernel_layout(const AttentionProblem& problem) {
   geometry::Layout layout = problem.layout;
   layout.mask.block_divisor = geometry::make_divisor(layout.mask.block_size);
@@ -255,14 +254,14 @@ TileGrid half_key_grid(const AttentionProblem& problem, int tile_kv, int segment
                    segments, 1);
 }
 
-ForwardParams forward_params(const AttentionProblem& problem, const ForwardConfig& config) {
+ForwardParams forward_params(const AttentionProblem& problem, int tile_q) {
   ForwardParams p;
   set_common(problem, p);
   const Scales scales = scales_of(problem);
   p.scale_log2 = positive_magnitude(scales);
   p.softcap_scale = scales.softcap_scale;
   p.negate_q = scales.sign < 0.0f ? 1 : 0;
-  p.grid = query_grid(problem, config.tile_q());
+  p.grid = query_grid(problem, tile_q);
   return p;
 }
 

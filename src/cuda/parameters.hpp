@@ -44,6 +44,9 @@ TileGrid strip_grid(const AttentionProblem& problem, int rows);
 /// Keys and values of one KV head, in rows, that the L2 cache holds beside others.
 std::int32_t cached_key_rows(const AttentionProblem& problem);
 
+/// Rows of a half's tensors, of one batch entry or packed.
+std::int64_t tensor_rows(const geometry::Layout& layout, geometry::Half half, bool keys);
+
 /// The layout with what kernels would else divide for.
 geometry::Layout kernel_layout(const AttentionProblem& problem);
 
@@ -54,7 +57,7 @@ TileGrid key_grid(const AttentionProblem& problem, int tile_kv);
 /// layout that is not packed, for kernels that sum dQ in rows of `dq_width`.
 TileGrid half_key_grid(const AttentionProblem& problem, int tile_kv, int segments, int dq_width);
 
-ForwardParams forward_params(const AttentionProblem& problem, const ForwardConfig& config);
+ForwardParams forward_params(const AttentionProblem& problem, int tile_q);
 
 /// Of all backward kernels, but for `grid`. `workspace` has workspace_bytes().
 BackwardParams backward_params(const AttentionProblem& problem, const BackwardConfig& config,

@@ -142,7 +142,7 @@ TEST(Forward, Tensors) {
   problem.halves[0].q = {address(160), 7, 11, 13};
   problem.halves[0].lse = {static_cast<float*>(address(320)), 17, 19, 23};
   problem.halves[1] = problem.halves[0];
-  const ForwardParams p = forward_params(problem, kForward);
+  const ForwardParams p = forward_params(problem, kForward.tile_q());
   for (int h = 0; h < 2; ++h) {
     EXPECT_EQ(p.q[h].data, address(160));
     EXPECT_EQ(p.q[h].batch_stride, 7);
@@ -168,21 +168,21 @@ TEST(Forward, Tensors) {
 
 TEST(Forward, Numbers) {
   AttentionProblem problem = batched_problem(1, 64);
-  ForwardParams p = forward_params(problem, kForward);
+  ForwardParams p = forward_params(problem, kForward.tile_q());
   EXPECT_FLOAT_EQ(p.scale_log2, 0.125f * std::log2(std::exp(1.0f)));
   EXPECT_EQ(p.dropout.threshold, 0u);
   problem.softmax_scale = 0.0;  // masked scores stay -inf
-  EXPECT_EQ(forward_params(problem, kForward).scale_log2, FLT_MIN);
-  EXPECT_EQ(forward_params(problem, kForward).negate_q, 0);
+  EXPECT_EQ(forward_params(problem, kForward.tile_q()).scale_log2, FLT_MIN);
+  EXPECT_EQ(forward_params(problem, kForward.tile_q()).negate_q, 0);
   problem.softmax_scale = -0.5;
-  p = forward_params(problem, kForward);
+  p = forward_params(problem, kForward.tile_q());
   EXPECT_FLOAT_EQ(p.scale_log2, 0.5f * std::log2(std::exp(1.0f)));
   EXPECT_EQ(p.negate_q, 1);
   problem.softcap = 20.0;
   problem.dropout_p = 0.25;
   problem.dropout_seed = 5;
   problem.dropout_offset = 6;
-  p = forward_params(problem, kForward);
+  p = forward_params(problem, kForward.tile_q());
   EXPECT_FLOAT_EQ(p.scale_log2, 20.0f * std::log2(std::exp(1.0f)));
   EXPECT_FLOAT_EQ(p.softcap_scale, -0.025f);
   EXPECT_EQ(p.negate_q, 0);
@@ -193,16 +193,16 @@ TEST(Forward, Numbers) {
   EXPECT_EQ(p.dropout.state, nullptr);
   const std::int64_t state[2] = {};
   problem.dropout_state = state;
-  EXPECT_EQ(static_cast<const void*>(forward_params(problem, kForward).dropout.state), state);
+  EXPECT_EQ(static_cast<const void*>(forward_params(problem, kForward.tile_q()).dropout.state), state);
   for (const double softcap : {0.0, 100.0}) {
     problem.softcap = softcap;
     problem.softmax_scale = 1e39;
-    EXPECT_THROW(forward_params(problem, kForward), Error);
+    EXPECT_THROW(forward_params(problem, kForward.tile_q()), Error);
   }
   problem.softcap = 0.0;
   for (const double scale : {1e39, -1e39}) {
     problem.softmax_scale = scale;
-    EXPECT_THROW(forward_params(problem, kForward), Error);
+    EXPECT_THROW(forward_params(problem, kForward.tile_q()), Error);
   }
 }
 

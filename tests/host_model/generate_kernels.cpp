@@ -3,9 +3,9 @@
 //
 //   generate_kernels FOLDER PARTS [FAMILY]
 //
-// With a FAMILY (forward, forward_sm90, backward, backward_sm90, deterministic or f32): of a few
-// kernels of that family only, for planted bugs, with an entry point for --kernels of the operator
-// table.
+// With a FAMILY (forward, forward_sm90, forward_walk_sm90, backward, backward_sm90, deterministic
+// or f32): of a few kernels of that family only, for planted bugs, with an entry point for
+// --kernels of the operator table.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -24,6 +24,7 @@ namespace {
 const char* params_of(const cuda::AttentionKernel& kernel) {
   if (std::holds_alternative<cuda::ForwardKernel>(kernel)) return "ForwardParams";
   if (std::holds_alternative<cuda::ForwardSm90Kernel>(kernel)) return "ForwardSm90Params";
+  if (std::holds_alternative<cuda::ForwardWalkSm90Kernel>(kernel)) return "ForwardWalkSm90Params";
   if (std::holds_alternative<cuda::ForwardF32Kernel>(kernel)) return "ForwardParamsF32";
   if (std::holds_alternative<cuda::BackwardSm90Kernel>(kernel) ||
       std::holds_alternative<cuda::BackwardRowsSm90Kernel>(kernel)) {
@@ -49,6 +50,7 @@ std::string part_text(const std::vector<cuda::AttentionKernel>& kernels, std::si
       "#include \"cuda/attention/forward_f32.cuh\"\n"
       "#include \"cuda/attention/forward_sm80.cuh\"\n"
       "#include \"cuda/attention/forward_sm90.cuh\"\n"
+      "#include \"cuda/attention/forward_walk_sm90.cuh\"\n"
       "#include \"host_model/compiled_kernels.hpp\"\n";
   std::string table;
   for (std::size_t i = part; i < kernels.size(); i += parts) {

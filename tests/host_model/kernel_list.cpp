@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda/forward_walk_sm90.hpp"
+
 namespace stepwell::testing {
 namespace {
 
@@ -97,6 +99,8 @@ std::vector<cuda::AttentionKernel> modelled_kernels() {
         continue;
       }
       add(cuda::ForwardKernel{cuda::forward_config(m.traits, limits)});
+      if (limits.warpgroups)
+        add(cuda::ForwardWalkSm90Kernel{cuda::forward_walk_sm90_config(m.traits)});
       add(cuda::BackwardKernel{cuda::backward_config(m.traits, limits)});
       add(cuda::PrepareKernel{cuda::prepare_config(m.traits)});
       if (m.traits.deterministic) {
@@ -106,7 +110,10 @@ std::vector<cuda::AttentionKernel> modelled_kernels() {
       }
     }
   }
-  for (const cuda::AttentionKernel& kernel : cuda::sm90_kernels()) add(kernel);
+  for (const cuda::AttentionKernel& kernel : cuda::sm90_kernels()) {
+    // Of those that the other architectures have too, the same ones.
+    if (!std::holds_alternative<cuda::ForwardWalkSm90Kernel>(kernel)) add(kernel);
+  }
   return kernels;
 }
 
@@ -121,6 +128,14 @@ std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
         }
       }
     }
+    return kernels;
+  }
+  if (family == "forward_walk_sm90") {
+    for (const int head_dim : {64, 128}) {
+      kernels.emplace_back(
+          cuda::ForwardWalkSm90Kernel{{head_dim, Element::kBFloat16, false, false}});
+    }
+    kernels.emplace_back(cuda::ForwardWalkSm90Kernel{{64, Element::kBFloat16, true, true}});
     return kernels;
   }
   if (family == "backward_sm90") {

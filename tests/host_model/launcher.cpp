@@ -45,6 +45,17 @@ std::vector<Region> regions_of(const cuda::ForwardSm90Kernel& kernel) {
       plan.bytes);
 }
 
+std::vector<Region> regions_of(const cuda::ForwardWalkSm90Kernel& kernel) {
+  const cuda::ForwardWalkSm90Plan plan = cuda::forward_walk_sm90_plan(kernel.config);
+  return regions_between(
+      {region("q", plan.q, 2 * kernel.config.query_stages()),
+       region("k", plan.k, cuda::kWalkKeyStages), region("v", plan.v, cuda::kWalkKeyStages),
+       region("bounds", plan.bounds, cuda::kWalkItemStages), region("bases", plan.bases),
+       region("items", plan.items, cuda::kWalkItemStages),
+       region("tiles", plan.tiles, cuda::kWalkKeyStages), region("barriers", plan.barriers)},
+      plan.bytes);
+}
+
 std::vector<Region> regions_of(const cuda::BackwardSm90Kernel& kernel) {
   const cuda::BackwardSm90Plan plan = cuda::backward_sm90_plan(kernel.config);
   std::vector<Region> starts{region("k", plan.k), region("v", plan.v)};
@@ -130,6 +141,9 @@ std::size_t params_bytes_of(const cuda::AttentionKernel& kernel) {
   }
   if (std::holds_alternative<cuda::ForwardSm90Kernel>(kernel)) {
     return sizeof(cuda::ForwardSm90Params);
+  }
+  if (std::holds_alternative<cuda::ForwardWalkSm90Kernel>(kernel)) {
+    return sizeof(cuda::ForwardWalkSm90Params);
   }
   if (std::holds_alternative<cuda::BackwardSm90Kernel>(kernel) ||
       std::holds_alternative<cuda::BackwardRowsSm90Kernel>(kernel)) {

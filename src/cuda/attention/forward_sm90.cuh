@@ -43,47 +43,11 @@
 #pragma once
 
 #include "cuda/attention/forward_sm90_producers.cuh"
+#include "cuda/attention/spans_sm90.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/tile/running_softmax.cuh"
 
 namespace stepwell::cuda {
-
-/// The same value in every lane, and the compiler knows.
-__device__ __forceinline__ i32 uniform(i32 x) {
-  return static_cast<i32>(ptx::shfl_idx_u32(static_cast<u32>(x), 0));
-}
-
-/// Keys that the lane's two rows see of a tile, counted from its first column.
-struct LaneSpans {
-  i32 begin[2];
-  i32 end[2];
-};
-
-/// Scores of pieces [kFrom, kTo) outside of the spans, which count from piece kFrom, become -inf.
-template <int kFrom, int kTo, int kPieces>
-__device__ __forceinline__ void mask_spans(float (&s)[kPieces][4], const LaneSpans& spans) {
-#pragma unroll
-  for (int i = kFrom; i < kTo; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int key = 8 * (i - kFrom) + j % 2;
-      const int r = j / 2;
-      if (key < spans.begin[r] || key >= spans.end[r]) s[i][j] = minus_infinity();
-    }
-  }
-}
-
-/// The same for spans that begin at or before the first column.
-template <int kFrom, int kTo, int kPieces>
-__device__ __forceinline__ void mask_ends(float (&s)[kPieces][4], const LaneSpans& spans) {
-#pragma unroll
-  for (int i = kFrom; i < kTo; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (8 * (i - kFrom) + j % 2 >= spans.end[j / 2]) s[i][j] = minus_infinity();
-    }
-  }
-}
 
 /// A warpgroup that multiplies: the noisy (0) or the clean (1) strips of the CTA's items.
 template <ForwardSm90Config C>

@@ -7,18 +7,6 @@
 
 namespace stepwell::cuda {
 
-/// A place in a ring: how many have been used before, in one register.
-template <u32 kSlots>
-struct RingPlace {
-  static_assert((kSlots & (kSlots - 1)) == 0);
-  u32 count = 0;
-
-  __device__ __forceinline__ int slot() const { return static_cast<int>(count % kSlots); }
-  /// Of the current round.
-  __device__ __forceinline__ u32 parity() const { return count / kSlots % 2; }
-  __device__ __forceinline__ void next() { ++count; }
-};
-
 /// The shared addresses of a CTA's barriers. Arrivals:
 ///   item     1   the query producer: the item's numbers are there
 ///   q_full   1   the query producer, and the bytes

@@ -1,4 +1,4 @@
-// The query rows of a CTA, for kernels that own such rows.
+// The query rows of a tile, for kernels whose CTAs own such rows.
 #pragma once
 
 #include "cuda/attention/grid.cuh"
@@ -20,13 +20,14 @@ struct QueryRows {
   geometry::Interval valid;
 };
 
-/// False where the CTA has no row of a valid token. Calls unused(half, batch, head, first, count)
-/// for each run of its rows that belong to none: padding, and its share of the tail of a packed
-/// tensor.
+/// The rows of tile `index` of the grid; false where none holds a valid token. Calls unused(half,
+/// batch, head, first, count) for each run of its rows that belong to none: padding, and its share
+/// of the tail of a packed tensor.
 template <int kTileRows, class Params, class Unused>
-__device__ __forceinline__ bool find_query_rows(const Params& p, QueryRows& rows, Unused&& unused) {
+__device__ __forceinline__ bool find_query_rows(const Params& p, i32 index, QueryRows& rows,
+                                                Unused&& unused) {
   using geometry::Half;
-  const TileItem item = tile_item(p.grid, p.heads_kv, static_cast<i32>(ptx::cta_index<0>()));
+  const TileItem item = tile_item(p.grid, p.heads_kv, index);
   rows.head_kv = item.head_kv;
   rows.head = item.head_kv * p.grid.query_heads + item.query_head;
   const i32 views = p.layout.mask.num_views;
@@ -56,6 +57,12 @@ __device__ __forceinline__ bool find_query_rows(const Params& p, QueryRows& rows
            i64{padding.size()});
   }
   return !rows.valid.empty();
+}
+
+/// The same of the CTA's only tile.
+template <int kTileRows, class Params, class Unused>
+__device__ __forceinline__ bool find_query_rows(const Params& p, QueryRows& rows, Unused&& unused) {
+  return find_query_rows<kTileRows>(p, static_cast<i32>(ptx::cta_index<0>()), rows, unused);
 }
 
 }  // namespace stepwell::cuda

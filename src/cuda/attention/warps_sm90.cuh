@@ -7,6 +7,23 @@
 
 namespace stepwell::cuda {
 
+/// The same value in every lane, and the compiler knows.
+__device__ __forceinline__ i32 uniform(i32 x) {
+  return static_cast<i32>(ptx::shfl_idx_u32(static_cast<u32>(x), 0));
+}
+
+/// A place in a ring: how many have been used before, in one register.
+template <u32 kSlots>
+struct RingPlace {
+  static_assert((kSlots & (kSlots - 1)) == 0);
+  u32 count = 0;
+
+  __device__ __forceinline__ int slot() const { return static_cast<int>(count % kSlots); }
+  /// Of the current round.
+  __device__ __forceinline__ u32 parity() const { return count / kSlots % 2; }
+  __device__ __forceinline__ void next() { ++count; }
+};
+
 /// Waits with the whole warp: a lane that came two phases late would wait for ever.
 __device__ __forceinline__ void wait_together(u32 barrier, u32 parity) {
   ptx::mbarrier_wait_parity(barrier, parity);

@@ -1,0 +1,23 @@
+// attention_forward_walk_sm90 on the host: which problems it takes, and what it gets for them.
+#pragma once
+
+#include "core/problem.hpp"
+#include "cuda/attention/forward_walk_sm90_config.hpp"
+#include "cuda/configurations.hpp"
+#include "cuda/launcher.hpp"
+
+namespace stepwell::cuda {
+
+/// Whether the kernel does this problem on a GPU of these limits: any mask and layout, 16 bits,
+/// with tensors that tensor maps can describe and no negative softmax_scale beside no softcap.
+/// Other problems are attention_forward_sm80's.
+bool forward_walk_sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits);
+
+ForwardWalkSm90Config forward_walk_sm90_config(const KernelTraits& traits);
+
+/// No CTAs where there is nothing to write.
+ForwardWalkSm90Params forward_walk_sm90_params(const AttentionProblem& problem,
+                                               const ForwardWalkSm90Config& config,
+                                               const Launcher& launcher);
+
+}  // namespace stepwell::cuda
