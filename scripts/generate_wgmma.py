@@ -11,7 +11,7 @@ from pathlib import Path
 TARGET = Path(__file__).resolve().parent.parent / "src/cuda/ptx/wgmma_instructions.cuh"
 COLUMNS = (32, 64, 96, 128, 192, 256)  # N of m64nNk16
 # Columns of an accumulator and steps of 16 of a product's A in registers that are waited for.
-WITH_A = ((64, 4), (64, 8), (128, 4), (128, 8), (192, 6), (256, 4))
+WITH_A = ((64, 4), (64, 8), (128, 4), (128, 8), (192, 4), (192, 6), (256, 4))
 
 HEAD = """\
 // wgmma.mma_async.m64nNk16 with f32 accumulators, and wgmma.wait_group; device builds only. Written

@@ -10,15 +10,6 @@
 namespace stepwell::cuda {
 namespace {
 
-KernelTraits traits_of(const AttentionProblem& problem) {
-  return {.head_dim = problem.head_dim,
-          .head_dim_v = problem.head_dim_v,
-          .element = element_of(problem),
-          .softcap = problem.softcap > 0.0,
-          .dropout = problem.dropout_p > 0.0,
-          .deterministic = problem.deterministic};
-}
-
 std::string describe(const AttentionKernel& kernel, int warps, int ctas_per_sm) {
   return fmt::format("{}, {} warps, {} CTAs an SM", spec_of(kernel).name, warps, ctas_per_sm);
 }

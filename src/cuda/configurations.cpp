@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "cuda/forward_walk_sm90.hpp"
 
 namespace stepwell::cuda {
 namespace {
@@ -315,6 +316,7 @@ std::vector<AttentionKernel> sm90_kernels() {
     for (const int head_dim : {64, 128, 192, 256}) {
       for (const bool softcap : {false, true}) {
         for (const bool dropout : {false, true}) {
+          if (!has_forward_walk_sm90({head_dim, head_dim, element, softcap, dropout})) continue;
           kernels.emplace_back(ForwardWalkSm90Kernel{{head_dim, element, softcap, dropout}});
         }
       }

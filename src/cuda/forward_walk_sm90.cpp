@@ -22,8 +22,13 @@ bool fits(const AttentionProblem& problem, const Rows& rows, Half half, bool key
 
 }  // namespace
 
+bool has_forward_walk_sm90(const KernelTraits& traits) {
+  return traits.element != Element::kFloat32 &&
+         (!traits.dropout || std::max(traits.head_dim, traits.head_dim_v) <= 192);
+}
+
 bool forward_walk_sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits) {
-  if (!limits.warpgroups || problem.dtype == DType::kFloat32) return false;
+  if (!limits.warpgroups || !has_forward_walk_sm90(traits_of(problem))) return false;
   if (problem.softmax_scale < 0.0 && problem.softcap == 0.0) return false;
   for (const Half half : {Half::kNoisy, Half::kClean}) {
     const HalfTensors& tensors = problem.half(half);

@@ -8,9 +8,12 @@
 
 namespace stepwell::cuda {
 
-/// Whether the kernel does this problem on a GPU of these limits: any mask and layout, 16 bits,
-/// with tensors that tensor maps can describe and no negative softmax_scale beside no softcap.
-/// Other problems are attention_forward_sm80's.
+/// Whether there is a kernel: 16 bits, and no dropout past head dim 192, where registers are short.
+bool has_forward_walk_sm90(const KernelTraits& traits);
+
+/// Whether the kernel does this problem on a GPU of these limits: any mask and layout, of traits
+/// that there is a kernel for, with tensors that tensor maps can describe and no negative
+/// softmax_scale beside no softcap. Other problems are attention_forward_sm80's.
 bool forward_walk_sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits);
 
 ForwardWalkSm90Config forward_walk_sm90_config(const KernelTraits& traits);

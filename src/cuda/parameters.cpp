@@ -227,6 +227,15 @@ Element element_of(const AttentionProblem& problem) {
                                             : Element::kFloat32;
 }
 
+KernelTraits traits_of(const AttentionProblem& problem) {
+  return {.head_dim = problem.head_dim,
+          .head_dim_v = problem.head_dim_v,
+          .element = element_of(problem),
+          .softcap = problem.softcap > 0.0,
+          .dropout = problem.dropout_p > 0.0,
+          .deterministic = problem.deterministic};
+}
+
 TileGrid query_grid(const AttentionProblem& problem, int tile_rows) {
   const geometry::Layout& layout = problem.layout;
   const int views = layout.mask.num_views;

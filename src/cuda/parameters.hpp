@@ -9,6 +9,7 @@
 #include "cuda/attention/f32_config.hpp"
 #include "cuda/attention/forward_config.hpp"
 #include "cuda/attention/params.hpp"
+#include "cuda/configurations.hpp"
 
 namespace stepwell::cuda {
 
@@ -32,6 +33,8 @@ Scales scales_of(const AttentionProblem& problem);
 
 /// Masked scores are -inf, and must stay so when they are multiplied.
 float positive_magnitude(const Scales& scales);
+
+KernelTraits traits_of(const AttentionProblem& problem);
 
 /// CTAs over the query rows of all samples and heads, in tiles of `tile_rows`; no pairs where there
 /// is nothing to write.

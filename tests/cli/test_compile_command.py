@@ -49,19 +49,20 @@ def test_compile_fills_a_folder(cli, tmp_path):
     first = cli(*args, tmp_path / "cubins")
     rows = rows_of(first)
     # Forward, backward and its two passes over rows; two head dims; two architectures. And Hopper's
-    # own: forward, for blocks that divide its strips and for any; backward; what comes before it,
-    # for any block, for those that divide its tiles, and for the latter with grouped heads.
-    assert len(rows) == 28
-    assert len(set(rows)) == 28
-    assert sum("sm_90a" in row for row in rows) == 20
-    assert "28 compiled, 0 kept" in first.stdout
+    # own: forward, for blocks that divide its strips and for any, batched and packed, and for any
+    # mask; backward; what comes before it, for any block, for those that divide its tiles, and for
+    # the latter with grouped heads.
+    assert len(rows) == 34
+    assert len(set(rows)) == 34
+    assert sum("sm_90a" in row for row in rows) == 26
+    assert "34 compiled, 0 kept" in first.stdout
     files = sorted(path.name for path in (tmp_path / "cubins").iterdir())
-    assert len(files) == 28
+    assert len(files) == 34
     assert not (tmp_path / "cache").exists()
 
     second = cli(*args, tmp_path / "cubins")
-    assert "0 compiled, 28 kept" in second.stdout
-    assert len(rows_of(second)) == 28
+    assert "0 compiled, 34 kept" in second.stdout
+    assert len(rows_of(second)) == 34
     assert sorted(path.name for path in (tmp_path / "cubins").iterdir()) == files
 
 

@@ -72,6 +72,7 @@ TEST(Configurations, FitSharedMemoryAndRegisters) {
       EXPECT_LE(ctas * (shared_bytes_of(kernel) + 1024), limits.shared_bytes_per_sm);
       // 168 or 255 registers a thread; warps of Hopper's kernels share theirs out anew.
       const bool shares = std::holds_alternative<ForwardSm90Kernel>(kernel) ||
+                          std::holds_alternative<ForwardWalkSm90Kernel>(kernel) ||
                           std::holds_alternative<BackwardSm90Kernel>(kernel);
       EXPECT_LE(ctas * threads_of(kernel), ctas > 2 || shares ? 384 : 256);
       EXPECT_EQ(threads_of(kernel) % 32, 0);

@@ -193,7 +193,8 @@ TEST(Forward, Numbers) {
   EXPECT_EQ(p.dropout.state, nullptr);
   const std::int64_t state[2] = {};
   problem.dropout_state = state;
-  EXPECT_EQ(static_cast<const void*>(forward_params(problem, kForward.tile_q()).dropout.state), state);
+  EXPECT_EQ(static_cast<const void*>(forward_params(problem, kForward.tile_q()).dropout.state),
+            state);
   for (const double softcap : {0.0, 100.0}) {
     problem.softcap = softcap;
     problem.softmax_scale = 1e39;

@@ -12,11 +12,12 @@ bounds memcheck knows, and only kernels named "kernel", which ours are, are look
     compute-sanitizer --tool racecheck --kernel-name kernel_name=kernel --error-exitcode 1 \
         python tests/cuda/sanitizer_cases.py --only bf16
 
-racecheck does not see the order that an mbarrier with expected bytes makes, and reports what the
-producer warp of attention_backward_sm90 hands over: row values (cp.async.bulk) and the numbers of
-each step. FlashAttention found the same of such copies (AI/RACECHECK_TMA_HAZARD.md there). Run it
-with STEPWELL_SM90_KERNELS=0, and once more without: then nothing else may be reported. The host
-model checks these kernels for races.
+racecheck does not see the order that an mbarrier with expected bytes makes, and reports what
+producer warps hand over beside such bytes: of attention_backward_sm90 row values (cp.async.bulk)
+and the numbers of each step, of attention_forward_walk_sm90 the numbers of each tile, and rows'
+intervals that its key producer reads where a mask leaves gaps. FlashAttention found the same of
+such copies (AI/RACECHECK_TMA_HAZARD.md there). Run it with STEPWELL_SM90_KERNELS=0, and once more
+without: then nothing else may be reported. The host model checks these kernels for races.
 
 `--list` shows the names; `--only` takes those that hold a text.
 """

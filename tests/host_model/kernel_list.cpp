@@ -99,7 +99,7 @@ std::vector<cuda::AttentionKernel> modelled_kernels() {
         continue;
       }
       add(cuda::ForwardKernel{cuda::forward_config(m.traits, limits)});
-      if (limits.warpgroups)
+      if (limits.warpgroups && cuda::has_forward_walk_sm90(m.traits))
         add(cuda::ForwardWalkSm90Kernel{cuda::forward_walk_sm90_config(m.traits)});
       add(cuda::BackwardKernel{cuda::backward_config(m.traits, limits)});
       add(cuda::PrepareKernel{cuda::prepare_config(m.traits)});

@@ -117,6 +117,7 @@ def f32(name: str, path: str, old: str, new: str, **rest: object) -> Bug:
 FAMILIES = {
     "forward": "bf16",
     "forward_sm90": "bf16",
+    "forward_walk_sm90": "bf16",
     "backward_sm90": "bf16",
     "backward": "bf16",
     "deterministic": "deterministic_bf16",
@@ -728,11 +729,17 @@ SYNCHRONISING = (
 
 
 BUGS += [Bug(family="forward_sm90", **bug) for bug in sm90.BUGS]
+BUGS += [Bug(family="forward_walk_sm90", **bug) for bug in sm90.WALK_BUGS]
 BUGS += [Bug(family="backward_sm90", **bug) for bug in sm90.BACKWARD_BUGS]
 
 
 def cases_of(family: str) -> list[str]:
-    return {"forward_sm90": sm90.CASES, "backward_sm90": sm90.BACKWARD_CASES}.get(family, CASES)
+    cases = {
+        "forward_sm90": sm90.CASES,
+        "forward_walk_sm90": sm90.WALK_CASES,
+        "backward_sm90": sm90.BACKWARD_CASES,
+    }
+    return cases.get(family, CASES)
 
 
 def deletions() -> list[Bug]:

@@ -1,12 +1,16 @@
-"""Bugs of attention_forward_sm90, for planted_bugs.py: name, file, text and what it becomes."""
+"""Bugs of the kernels for sm_90a, for planted_bugs.py: name, file, text and what it becomes."""
 
 from __future__ import annotations
 
 KERNEL = "cuda/attention/forward_sm90.cuh"
 PRODUCERS = "cuda/attention/forward_sm90_producers.cuh"
 ITEMS = "cuda/attention/forward_sm90_items.cuh"
+SEQUENCE = "cuda/attention/items_sm90.cuh"
 WARPS = "cuda/attention/warps_sm90.cuh"
 RUNNING = "cuda/tile/running_softmax.cuh"
+
+WALK = "cuda/attention/forward_walk_sm90.cuh"
+WALK_PRODUCERS = "cuda/attention/forward_walk_sm90_producers.cuh"
 
 # Cases of the operator table: several strips, every way in which tiles are combined, samples that
 # end inside of a tile.
@@ -338,7 +342,7 @@ BUGS = [
     },
     {
         "name": "an item left out in rounds that go backwards",
-        "path": ITEMS,
+        "path": SEQUENCE,
         "old": "const u32 item = done_ + (backwards_ ? ctas_ - 1 - place_ : place_);",
         "new": "const u32 item = done_ + (backwards_ ? ctas_ - place_ : place_);",
     },
@@ -353,7 +357,8 @@ BUGS = [
         "name": "packed: a group begins where the one before it did",
         "path": ITEMS,
         "old": "place_ = place_ >= last_round ? place_ - last_round : place_ + ctas_ - last_round;",
-        "new": "place_ = place_ >= last_round ? place_ - last_round : place_ + ctas_ - last_round - 1;",
+        "new": "place_ = place_ >= last_round ? place_ - last_round"
+        " : place_ + ctas_ - last_round - 1;",
     },
     {
         "name": "packed: the 33rd sample is the first again",
@@ -437,8 +442,8 @@ BUGS = [
     {
         "name": "references never move",
         "path": RUNNING,
-        "old": "if (moved || ptx::ballot(!fits) == 0) break;",
-        "new": "if (moved || ptx::ballot(!fits) != 77) break;",
+        "old": "if (moved || ptx::ballot(moves[0] || moves[1]) == 0) break;",
+        "new": "if (moved || ptx::ballot(moves[0] || moves[1]) != 77) break;",
     },
 ]
 
@@ -955,5 +960,276 @@ BACKWARD_BUGS = [
         "path": BACKWARD_ROWS,
         "old": "write_zero_keys<C.threads()>(p, keys, first, end);",
         "new": "",
+    },
+]
+
+
+# The walk over any mask: several items, tiles and phases, rows that see nothing, samples that end
+# inside of an item.
+WALK_CASES = [
+    "long",
+    "walk_views",
+    "walk_clean_window",
+    "walk_full",
+    "walk_causal",
+    "walk_window",
+    "walk_packed",
+    "walk_split",
+    "walk_rows_without_keys",
+    "walk_dropout",
+    "walk_large_logits",
+    "dim128_128",
+]
+
+WALK_BUGS = [
+    {
+        "name": "wrong parity: the consumers' wait for K",
+        "path": WALK,
+        "old": "ptx::mbarrier_wait_parity(barriers.k_full(k.slot()), k.parity());",
+        "new": "ptx::mbarrier_wait_parity(barriers.k_full(k.slot()), k.parity() ^ 1);",
+        "quick": True,
+    },
+    {
+        "name": "slot of K used again without a wait",
+        "path": WALK_PRODUCERS,
+        "old": "wait_together(barriers.k_empty(k.slot()), k.parity() ^ 1);",
+        "new": "",
+    },
+    {
+        "name": "slot of V used again without a wait",
+        "path": WALK_PRODUCERS,
+        "old": "wait_together(barriers.v_empty(v.slot()), v.parity() ^ 1);",
+        "new": "",
+        "quick": True,
+    },
+    {
+        "name": "slot of Q used again without a wait",
+        "path": WALK_PRODUCERS,
+        "old": "wait_together(barriers.q_empty(q.slot()), q.parity() ^ 1);",
+        "new": "",
+    },
+    {
+        "name": "item's place used again without a wait",
+        "path": WALK_PRODUCERS,
+        "old": "wait_together(barriers.item_empty(slot.slot()), slot.parity() ^ 1);",
+        "new": "",
+    },
+    {
+        "name": "no wait for V",
+        "path": WALK,
+        "old": "issue_scores(s); wait_v(); issue_output(in_flight);",
+        "new": "issue_scores(s); issue_output(in_flight);",
+    },
+    {
+        "name": "no wait for S",
+        "path": WALK,
+        "old": "ptx::wgmma_wait_group<1>(s); release_k();",
+        "new": "release_k();",
+    },
+    {
+        "name": "K released while it is read",
+        "path": WALK,
+        "old": "ptx::wgmma_wait_group<1>(s); release_k();",
+        "new": "release_k(); ptx::wgmma_wait_group<1>(s);",
+    },
+    {
+        "name": "no wait for O",
+        "path": WALK,
+        "old": "ptx::wgmma_wait_group<0>(o, in_flight); release_v();",
+        "new": "release_v();",
+    },
+    {
+        "name": "V released while it is read",
+        "path": WALK,
+        "old": "ptx::wgmma_wait_group<0>(o, in_flight); release_v();",
+        "new": "release_v(); ptx::wgmma_wait_group<0>(o, in_flight);",
+    },
+    {
+        "name": "no barrier after mbarrier.init",
+        "path": WALK,
+        "old": "ptx::bar_sync(0, C.threads());",
+        "new": "",
+    },
+    {
+        "name": "tile's numbers released before all lanes have read them",
+        "path": WALK,
+        "old": "ptx::syncwarp();  // before one lane releases it for all",
+        "new": "",
+    },
+    {
+        "name": "item's numbers released before all lanes have read them",
+        "path": WALK,
+        "old": "ptx::syncwarp(); if (lane == 0) { ptx::mbarrier_arrive( barriers.item_empty(",
+        "new": "if (lane == 0) { ptx::mbarrier_arrive( barriers.item_empty(",
+    },
+    {
+        "name": "item published before all its rows are there",
+        "path": WALK_PRODUCERS,
+        "old": "ptx::syncwarp(); if (leader) ptx::mbarrier_arrive(barriers.item(slot.slot()));",
+        "new": "if (leader) ptx::mbarrier_arrive(barriers.item(slot.slot()));",
+    },
+    {
+        "name": "the last V is not loaded where the next item sees nothing",
+        "path": WALK_PRODUCERS,
+        "old": "if (!more && pending) {",
+        "new": "if (false) {",
+    },
+    {
+        "name": "clean keys left out",
+        "path": WALK_PRODUCERS,
+        "old": "if (phase == 1) return false;",
+        "new": "if (true) return false;",
+    },
+    {
+        "name": "lower rows of queries are the upper ones",
+        "path": WALK_PRODUCERS,
+        "old": "row + 64 * strip,",
+        "new": "row,",
+    },
+    {
+        "name": "rows of V past the end not cleared",
+        "path": WALK_PRODUCERS,
+        "old": "clear_rows(to + slab * kSlabBytes, last.keys, C.tile_keys());",
+        "new": "",
+        "quick": True,
+    },
+    {
+        "name": "no proxy fence after rows of V are cleared",
+        "path": WALK_PRODUCERS,
+        "old": "ptx::fence_proxy_async(); ptx::syncwarp();",
+        "new": "ptx::syncwarp();",
+    },
+    {
+        "name": "no syncwarp after rows of V are cleared",
+        "path": WALK_PRODUCERS,
+        "old": "ptx::fence_proxy_async(); ptx::syncwarp();",
+        "new": "ptx::fence_proxy_async();",
+    },
+    {
+        "name": "tiles whose end is hidden have no mask",
+        "path": WALK_PRODUCERS,
+        "old": "static_cast<i32>(end) < first_key + C.tile_keys();",
+        "new": "false;",
+    },
+    {
+        "name": "tiles whose beginning is hidden have no mask",
+        "path": WALK_PRODUCERS,
+        "old": "return static_cast<i32>(begin) > first_key ||",
+        "new": "return",
+    },
+    {
+        "name": "a row sees one key too many",
+        "path": WALK,
+        "old": "spans.end[r] -= first;",
+        "new": "spans.end[r] -= first - 1;",
+    },
+    {
+        "name": "a row sees one key too few",
+        "path": WALK,
+        "old": "spans.begin[r] -= first;",
+        "new": "spans.begin[r] -= first - 1;",
+    },
+    {
+        "name": "lower rows see what the upper ones do",
+        "path": WALK,
+        "old": "at.phase * kWalkRows + 64 * group + first_strip_row()",
+        "new": "at.phase * kWalkRows + first_strip_row()",
+    },
+    {
+        "name": "clean keys are seen as noisy ones are",
+        "path": WALK,
+        "old": "static_cast<u32>(at.phase * kWalkRows + 64",
+        "new": "static_cast<u32>(0 * kWalkRows + 64",
+    },
+    {
+        "name": "hull without its last row",
+        "path": WALK_PRODUCERS,
+        "old": "row < 64 * group + 64; row += 32)",
+        "new": "row < 64 * group + 63; row += 32)",
+    },
+    {
+        "name": "wrong distance of V's slabs",
+        "path": WALK,
+        "old": "kSlabBytes, 1024, Swizzle::k128);",
+        "new": "kSlabBytes / 2, 1024, Swizzle::k128);",
+    },
+    {
+        "name": "output stored over rows of others",
+        "path": WALK,
+        "old": "if (count < 64) {",
+        "new": "if (false) {",
+    },
+    {
+        "name": "no proxy fence before the output is stored",
+        "path": WALK,
+        "old": "ptx::fence_proxy_async(); ptx::bar_sync(3 + group, 128);",
+        "new": "ptx::bar_sync(3 + group, 128);",
+    },
+    {
+        "name": "no barrier before the output is stored",
+        "path": WALK,
+        "old": "ptx::fence_proxy_async(); ptx::bar_sync(3 + group, 128);",
+        "new": "ptx::fence_proxy_async();",
+    },
+    {
+        "name": "place of Q released while the output is read",
+        "path": WALK,
+        "old": "ptx::bulk_wait_group_read<0>();",
+        "new": "",
+    },
+    {
+        "name": "place of Q released before all rows are stored",
+        "path": WALK,
+        "old": "store_rows(params.call.out[half], to, count, batch, row, head);"
+        " ptx::bar_sync(3 + group, 128);",
+        "new": "store_rows(params.call.out[half], to, count, batch, row, head);",
+    },
+    {
+        "name": "rows without a token not written",
+        "path": WALK,
+        "old": "write_unused_rows(p);",
+        "new": "",
+    },
+    {
+        "name": "P not rescaled to what is kept",
+        "path": WALK,
+        "old": "inverse[r] *= params.call.dropout.keep_scale;",
+        "new": "inverse[r] *= 1.0f;",
+    },
+    {
+        "name": "numbers of noisy keys for clean ones",
+        "path": WALK,
+        "old": "at.phase};",
+        "new": "0};",
+    },
+    {
+        "name": "dropped pairs of the other column",
+        "path": WALK,
+        "old": "if ((two & 1) != 0) p[step][word] &= 0xffff0000u;",
+        "new": "if ((two & 1) != 0) p[step][word] &= 0x0000ffffu;",
+    },
+    {
+        "name": "scores not capped",
+        "path": WALK,
+        "old": "cap_scores(s, params.call.softcap_scale);",
+        "new": "",
+    },
+    {
+        "name": "O not rescaled where references move",
+        "path": WALK,
+        "old": "if (moved) rescale_output();",
+        "new": "",
+    },
+    {
+        "name": "references of the item before",
+        "path": WALK,
+        "old": "rows[0] = rows[1] = {minus_infinity(), 0.0f};",
+        "new": "",
+    },
+    {
+        "name": "O of the item before",
+        "path": WALK,
+        "old": "o[i][j] = 0.0f;",
+        "new": "o[i][j] *= 1.0f;",
     },
 ]

@@ -307,6 +307,51 @@ void add_strips(std::vector<Case>& cases) {
   cases.push_back(c);
 }
 
+/// Items of 128 query rows that walk over tiles of 64 to 128 keys, and CTAs with several of them.
+void add_walks(std::vector<Case>& cases) {
+  const auto add = [&cases](Case c, int head_dim = 64) {
+    c.head_dim = c.head_dim_v = head_dim;
+    cases.push_back(c);
+  };
+  Case c = batched("walk_views", blocks(24), 300, 2);
+  diffusion(c).num_views = 2;
+  c.heads_q = 3;
+  c.seqused = {300, 129};
+  add(c);
+  c = batched("walk_clean_window", blocks(24), 400);
+  diffusion(c).clean_window = 72;
+  add(c, 128);
+  add(one_sequence("walk_full", sequence(SequenceMask::Kind::kFull), 300, 450));
+  add(one_sequence("walk_causal", sequence(SequenceMask::Kind::kCausal), 400, 400), 128);
+  add(one_sequence("walk_window", window(150, 10), 500, 500, 1));
+  c = one_sequence("walk_packed", sequence(SequenceMask::Kind::kCausal), 0, 0, 4);
+  c.packed = true;
+  c.lengths = c.clean_lengths = {200, 0, 65, 130};
+  c.tail = 140;
+  add(c, 128);
+  c = split("walk_split", blocks(20), {300, 0, 129}, {150, 64, 200});
+  c.packed = true;
+  c.heads_q = 2;
+  add(c);
+  // Rows that see nothing, between others.
+  c = one_sequence("walk_rows_without_keys", window(40, 0), 300, 300);
+  c.q_offset = 200;
+  c.seqused_kv = {300, 90};
+  add(c);
+  c = one_sequence("walk_softcap", sequence(SequenceMask::Kind::kCausal), 260, 260, 1);
+  c.softcap = 3.0;
+  add(c, 128);
+  c = batched("walk_dropout", blocks(8), 200);
+  c.dropout_p = 0.3;
+  c.softcap = 3.0;
+  c.dropout_seed = 11;
+  add(c);
+  c = one_sequence("walk_large_logits", sequence(SequenceMask::Kind::kFull), 200, 400, 1);
+  c.input_scale = 20.0;
+  add(c);
+  add(one_sequence("walk_dim256", sequence(SequenceMask::Kind::kCausal), 300, 300, 1), 256);
+}
+
 /// Items of 128 keys, tiles of 64 query rows, at head dim 128.
 void add_key_items(std::vector<Case>& cases) {
   const auto add = [&cases](Case c) {
@@ -596,6 +641,7 @@ std::vector<Case> operator_cases() {
   add_block_sizes(cases);
   add_lengths(cases);
   add_strips(cases);
+  add_walks(cases);
   add_key_items(cases);
   add_heads_and_dims(cases);
   add_options(cases);

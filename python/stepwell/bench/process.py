@@ -10,7 +10,8 @@ import tempfile
 from typing import Any
 
 # Times of the first forward and the first backward pass of each head dim in a process of its own,
-# with CUDA and autograd ready before. The processes fork from one that has imported what takes long.
+# with CUDA and autograd ready before. The processes fork from one that has imported what takes
+# long.
 _FIRST_USE = """
 import json, multiprocessing, os, sys, time, torch
 

@@ -64,7 +64,6 @@ struct WalkConsumer {
   RingPlace<kWalkItemStages> item;  // the next one; the one at hand is before it
   RingPlace<C.query_stages()> q;    // likewise
   RingPlace<kWalkKeyStages> k, v;
-  unsigned long long dropout_seed;  // as the numbers take it
 
   float o[kOutPieces][4];
   RunningRow rows[2];
@@ -200,13 +199,17 @@ struct WalkConsumer {
   __device__ __forceinline__ void drop(u32 (&p)[kSteps][4], const Tile& at) const {
     if constexpr (C.dropout) {
       const U32x4 numbers = ptx::ld_shared_v4(place().numbers + WalkItemLayout::kNumbers);
+      // Read anew for each tile: the compiler would keep the keys of all ten rounds in registers.
+      i32 low, high;
+      ptx::ld_shared_v2(place().numbers + WalkItemLayout::kKey, low, high);
       const i32 row = 64 * group + static_cast<i32>(ptx::thread_index_again()) % 128 / 32 * 16;
-      const DropoutTile of_tile{dropout_seed,
-                                params.call.dropout.threshold,
-                                numbers.x,
-                                static_cast<int>(numbers.y),
-                                static_cast<i32>(numbers.z) + row,
-                                at.phase};
+      const DropoutTile of_tile{
+          static_cast<u64>(static_cast<u32>(high)) << 32 | static_cast<u32>(low),
+          params.call.dropout.threshold,
+          numbers.x,
+          static_cast<int>(numbers.y),
+          static_cast<i32>(numbers.z) + row,
+          at.phase};
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {  // two pieces
         const u32 bits = dropped_bits<2>(of_tile, 0, at.first_key + 16 * step);
@@ -314,7 +317,6 @@ struct WalkConsumer {
 template <ForwardWalkSm90Config C>
 __device__ __forceinline__ void WalkConsumer<C>::run() {
   const float scale_log2 = params.call.scale_log2;
-  if constexpr (C.dropout) dropout_seed = dropout_tile(params.call.dropout, 0, 0, 0).key;
   if (group == 1) ptx::bar_arrive(1, 256);  // the upper rows have the first turn
   u32 p0[kSteps][4], p1[kSteps][4];         // P of the product in flight, and of the next
   while (fetch()) {

@@ -19,7 +19,12 @@ struct ForwardWalkSm90Config {
 
   constexpr int threads() const { return 384; }  // warpgroups: loads, upper rows, lower rows
   constexpr int slabs() const { return head_dim / 64; }
-  constexpr int tile_keys() const { return head_dim <= 128 ? 128 : head_dim == 192 ? 96 : 64; }
+  /// Dropout's numbers take registers that S and P leave with fewer keys.
+  constexpr int tile_keys() const {
+    if (head_dim == 64) return 128;
+    if (dropout) return 64;
+    return head_dim == 128 ? 128 : head_dim == 192 ? 96 : 64;
+  }
   constexpr int query_stages() const { return head_dim <= 128 ? 2 : 1; }
   constexpr int strip_bytes() const { return 64 * head_dim * 2; }
   constexpr int tile_bytes() const { return tile_keys() * head_dim * 2; }
@@ -37,6 +42,7 @@ struct WalkItemLayout {
   static constexpr int kPhases = 48;  // [2]: first row of the keys in the maps, keys, tiles (begin,
                                       // end)
   static constexpr int kFull = 80;    // [2][2 warpgroups]: keys (begin, end) that each row sees
+  static constexpr int kKey = 112;    // of dropout, two words
   static constexpr int kBytes = 128;
 };
 

@@ -7,6 +7,7 @@
 #include "cuda/attention/query_rows.cuh"
 #include "cuda/attention/warps_sm90.cuh"
 #include "cuda/tile/copy.cuh"
+#include "cuda/tile/dropout.cuh"
 #include "cuda/tile/softmax.cuh"
 
 namespace stepwell::cuda {
@@ -136,6 +137,9 @@ __device__ __forceinline__ void write_item(const ForwardParams& p, const QueryRo
       ptx::st_shared_v4(at.numbers + WalkItemLayout::kNumbers,
                         {static_cast<u32>(rows.sample_index * p.heads_q + rows.head),
                          static_cast<u32>(rows.segment), static_cast<u32>(rows.valid.begin), 0});
+      const unsigned long long key = dropout_tile(p.dropout, 0, 0, 0).key;
+      ptx::st_shared_v2(at.numbers + WalkItemLayout::kKey, static_cast<i32>(key),
+                        static_cast<i32>(key >> 32));
     }
   }
 }

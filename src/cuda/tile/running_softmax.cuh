@@ -54,13 +54,15 @@ __device__ __forceinline__ float tile_maximum(const float (&s)[kPieces][4], int 
   return ptx::max_f32(top, ptx::shfl_xor_f32(top, 2));
 }
 
-/// Moves both rows' references to their maxima so far, this tile's included. `rescale` is what O is
-/// multiplied with (the sums are multiplied here), `subtract` what exponents of this tile take off:
-/// the reference, or 0 where S has lost its base here. kFirst: the rows have seen nothing yet.
+/// Moves references of rows to their maxima so far, this tile's included, where `moves` is set; it
+/// is for rows whose reference is -inf. `rescale` is what O is multiplied with (the sums are
+/// multiplied here), `subtract` what exponents of this tile take off: the reference, or 0 where S
+/// has lost its base here. kFirst: the rows have seen nothing yet.
 template <bool kFirst, int kPieces>
 __device__ __forceinline__ void move_references(float (&s)[kPieces][4], RunningRow (&rows)[2],
-                                                float scale_log2, RowBases bases,
-                                                float (&rescale)[2], float (&subtract)[2]) {
+                                                const bool (&moves)[2], float scale_log2,
+                                                RowBases bases, float (&rescale)[2],
+                                                float (&subtract)[2]) {
   float top[2];
   float old_base[2] = {minus_infinity(), minus_infinity()};
 #pragma unroll
@@ -78,7 +80,7 @@ __device__ __forceinline__ void move_references(float (&s)[kPieces][4], RunningR
     if (based[r]) top[r] = ptx::max_f32(top[r], old_base[r]);
     const float product = ptx::mul_rn_f32(top[r], scale_log2);
     const float before = rows[r].reference;
-    const float reference = based[r] ? product : ptx::max_f32(before, product);
+    const float reference = !moves[r] ? before : based[r] ? product : ptx::max_f32(before, product);
     nothing[r] = reference == minus_infinity();
     large[r] = !nothing[r] && (reference > kLargestReference || reference < -kLargestReference);
     if constexpr (!kFirst) {
@@ -124,7 +126,7 @@ __device__ __forceinline__ void softmax_of_masked(float (&s)[kPieces][4], Runnin
                                                   float scale_log2, RowBases bases,
                                                   float (&rescale)[2]) {
   float subtract[2];
-  move_references<kFirst>(s, rows, scale_log2, bases, rescale, subtract);
+  move_references<kFirst>(s, rows, {true, true}, scale_log2, bases, rescale, subtract);
   float even[2] = {0.0f, 0.0f};
   float odd[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -167,10 +169,21 @@ __device__ __forceinline__ bool softmax_ahead(u32 (&p)[kPieces / 2][4], float (&
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] = even[r] + odd[r];
     // NaN, which a reference of -inf may make, counts as too much.
-    const bool fits = sum[0] + sum[1] <= sum_limit<kElement>();
-    if (moved || ptx::ballot(!fits) == 0) break;
+    bool moves[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) moves[r] = !(sum[r] <= sum_limit<kElement>());
+    if (moved || ptx::ballot(moves[0] || moves[1]) == 0) break;
     moved = true;
-    move_references<false>(s, rows, scale_log2, bases, rescale, subtract);
+    // A row moves if one of its four lanes says so, and with no other row: what a row does not see
+    // must not change a bit of it.
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      u32 any = moves[r] ? 1 : 0;
+      any |= ptx::shfl_xor_u32(any, 1);
+      any |= ptx::shfl_xor_u32(any, 2);
+      moves[r] = any != 0;
+    }
+    move_references<false>(s, rows, moves, scale_log2, bases, rescale, subtract);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) rows[r].sum += sum[r];
