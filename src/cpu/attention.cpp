@@ -41,7 +41,7 @@ Dropout make_dropout(const AttentionProblem& problem) {
                                    ? static_cast<std::uint64_t>(problem.dropout_state[1])
                                    : problem.dropout_offset;
   return {true, dropout_key(seed, offset), dropout_threshold(problem.dropout_p),
-          static_cast<float>(1.0 / (1.0 - problem.dropout_p))};
+          static_cast<float>(dropout_keep_scale(problem.dropout_p))};
 }
 
 std::vector<Sample> all_samples(const AttentionProblem& problem) {

@@ -209,7 +209,7 @@ inline void backward_tile(const BackwardContext& context, const QuerySegment& se
   load_tile(segment.dout, rows.begin, row_count, static_cast<std::size_t>(problem.head_dim_v),
             scratch.dout, scratch.dim_v);
   if (context.part.dropout.active) {
-    dropout_by_query(segment.dropout, keys.begin, kBackwardTileKv, rows.begin, row_count,
+    dropout_by_query(segment.dropout, keys.begin, kBackwardTileKv, rows.begin, rows.size(),
                      scratch.dropout, stride);
   }
 

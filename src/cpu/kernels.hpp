@@ -31,7 +31,7 @@ struct Dropout {
   bool active = false;
   std::uint64_t key = 0;
   std::uint32_t threshold = 0;  // numbers below it drop their pair
-  float keep_scale = 1.0f;      // 1 / (1 - p)
+  float keep_scale = 1.0f;      // 1 / (1 - p), p as rounded there
 };
 
 /// One tile of query rows of one head.

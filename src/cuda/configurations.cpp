@@ -302,8 +302,8 @@ F32Config backward_dq_f32_config(const KernelTraits& traits, const DeviceLimits&
 F32Config backward_dkv_f32_config(const KernelTraits& traits, const DeviceLimits& limits) {
   return f32_config(
       traits, limits, "backward", [](F32Config c) { return backward_dkv_f32_plan(c).bytes; },
-      [&limits](F32Config c) {
-        const bool spills = limits.major >= 10 && c.dropout && c.columns == 8;
+      [](F32Config c) {
+        const bool spills = c.dropout && c.columns == 8;
         return !spills && f32_registers(c, c.head_dim + c.head_dim_v) <= kF32BackwardRegisters;
       });
 }

@@ -22,6 +22,8 @@ std::int64_t packed_strips(const AttentionProblem& problem) {
 }  // namespace
 
 bool forward_sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits) {
+  // The clean strip waits while the noisy one is at keys of its own half: two tiles at most.
+  if (problem.layout.mask.block_size > kSm90TileKeys) return false;
   const bool few = !problem.layout.packed() ||
                    packed_strips(problem) <= std::numeric_limits<std::int32_t>::max();
   return sm90_takes(problem, limits) && few && problem.softmax_scale >= 0.0 &&

@@ -70,7 +70,6 @@ ForwardWalkSm90Params forward_walk_sm90_params(const AttentionProblem& problem,
           tiled_rows(rows, 0, count, heads, map_batch(layout), dim, box_rows, slabs));
     };
     p.q[h] = map(tensors.q, false, problem.heads_q, problem.head_dim, 64);
-    p.out[h] = map(tensors.out, false, problem.heads_q, problem.head_dim_v, 64);
     p.k[h] = map(tensors.k, true, problem.heads_kv, problem.head_dim, keys);
     p.v[h] = map(tensors.v, true, problem.heads_kv, problem.head_dim_v, keys);
   }

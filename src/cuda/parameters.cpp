@@ -93,7 +93,7 @@ DropoutParams dropout_params(const AttentionProblem& problem) {
   static_assert(sizeof(i64) == sizeof(std::int64_t));
   dropout.state = reinterpret_cast<const i64*>(problem.dropout_state);
   dropout.threshold = dropout_threshold(problem.dropout_p);
-  dropout.keep_scale = static_cast<float>(1.0 / (1.0 - problem.dropout_p));
+  dropout.keep_scale = static_cast<float>(dropout_keep_scale(problem.dropout_p));
   return dropout;
 }
 

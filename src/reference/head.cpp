@@ -34,7 +34,8 @@ double dropout_factor(const HeadProblem& problem, const Token& query, const Toke
   const unsigned number = dropout_number(problem.dropout_key, static_cast<unsigned>(key.index),
                                          static_cast<unsigned>(query.index), problem.sample_head,
                                          static_cast<unsigned>(2 * segment + key_half));
-  return number < dropout_threshold(problem.dropout_p) ? 0.0 : 1.0 / (1.0 - problem.dropout_p);
+  return number < dropout_threshold(problem.dropout_p) ? 0.0
+                                                       : dropout_keep_scale(problem.dropout_p);
 }
 
 Row make_row(const HeadProblem& problem, int i) {

@@ -74,7 +74,7 @@ TEST(Configurations, FitSharedMemoryAndRegisters) {
       const bool shares = std::holds_alternative<ForwardSm90Kernel>(kernel) ||
                           std::holds_alternative<ForwardWalkSm90Kernel>(kernel) ||
                           std::holds_alternative<BackwardSm90Kernel>(kernel);
-      EXPECT_LE(ctas * threads_of(kernel), ctas > 2 || shares ? 384 : 256);
+      EXPECT_LE(ctas * threads_of(kernel), shares ? 512 : ctas > 2 ? 384 : 256);
       EXPECT_EQ(threads_of(kernel) % 32, 0);
     }
   }

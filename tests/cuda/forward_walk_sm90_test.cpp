@@ -72,15 +72,21 @@ TEST(ForwardWalkSm90, Launch) {
   const auto p = launch.as<ForwardWalkSm90Params>();
   EXPECT_EQ(p.call.grid.ctas(), 3 * 8 * 3);  // items of 128 rows
   EXPECT_FALSE(p.padding);
-  // Of the clean half alone, for there are no noisy rows: q, out, k and v, all rows of a sample.
-  ASSERT_EQ(recorder.tensors.size(), 4u);
+  // Of the clean half alone, for there are no noisy rows: q, k and v, all rows of a sample.
+  ASSERT_EQ(recorder.tensors.size(), 3u);
   EXPECT_EQ(recorder.tensors[0].dims[1], 300u);
-  EXPECT_EQ(recorder.tensors[2].dims[1], 500u);
-  EXPECT_EQ(recorder.tensors[2].dims[4], 3u);
+  EXPECT_EQ(recorder.tensors[1].dims[1], 500u);
+  EXPECT_EQ(recorder.tensors[1].dims[4], 3u);
   EXPECT_EQ(recorder.tensors[0].box[1], 64u);
-  EXPECT_EQ(recorder.tensors[2].box[1], 128u);
+  EXPECT_EQ(recorder.tensors[1].box[1], 128u);
   EXPECT_EQ(describe_forward(problem, limits),
             "cuda attention_forward_walk_sm90 dim=128 bf16 128x128, 12 warps, persistent CTAs");
+
+  problem.dropout_p = 0.1;
+  EXPECT_EQ(describe_forward(problem, limits),
+            "cuda attention_forward_walk_sm90 dim=128 bf16 128x128 dropout, 16 warps, persistent "
+            "CTAs");
+  problem.dropout_p = 0.0;
 
   problem.layout.seqused_clean_q = array(4096);
   Recorder used(limits);

@@ -48,6 +48,10 @@ TEST_P(Sm90Takes, JointLayoutsOfOneView) {
   EXPECT_TRUE(takes([](AttentionProblem& p) { p.dtype = DType::kFloat16; }));
   EXPECT_TRUE(takes([](AttentionProblem& p) { p.layout.clean_first = true; }));
   EXPECT_TRUE(takes([](AttentionProblem& p) { p.layout.mask.block_size = 37; }));
+  EXPECT_TRUE(takes([](AttentionProblem& p) { p.layout.mask.block_size = 128; }));
+  // Past a tile of keys strips of the two halves are not alike.
+  EXPECT_EQ(takes([](AttentionProblem& p) { p.layout.mask.block_size = 129; }),
+            GetParam().takes == backward_sm90_takes);
   EXPECT_TRUE(takes([](AttentionProblem& p) { p.layout.seqused_noisy = array(4096); }));
   EXPECT_TRUE(
       takes([](AttentionProblem& p) { p.layout.mask.clean = geometry::CleanRule::kCausal; }));

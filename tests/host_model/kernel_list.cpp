@@ -131,7 +131,7 @@ std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
     return kernels;
   }
   if (family == "forward_walk_sm90") {
-    for (const int head_dim : {64, 128}) {
+    for (const int head_dim : {64, 128, 256}) {
       kernels.emplace_back(
           cuda::ForwardWalkSm90Kernel{{head_dim, Element::kBFloat16, false, false}});
     }

@@ -52,7 +52,8 @@ std::vector<Region> regions_of(const cuda::ForwardWalkSm90Kernel& kernel) {
        region("k", plan.k, cuda::kWalkKeyStages), region("v", plan.v, cuda::kWalkKeyStages),
        region("bounds", plan.bounds, cuda::kWalkItemStages), region("bases", plan.bases),
        region("items", plan.items, cuda::kWalkItemStages),
-       region("tiles", plan.tiles, cuda::kWalkKeyStages), region("barriers", plan.barriers)},
+       region("tiles", plan.tiles, cuda::kWalkKeyStages),
+       region("kept", plan.kept, cuda::kWalkKeptStages), region("barriers", plan.barriers)},
       plan.bytes);
 }
 

@@ -291,6 +291,17 @@ __global__ void micro_logarithm(const u32* in, u32* out) {
   out[thread * 2 + 1] = ptx::bits_of(ptx::lg2_approx(ptx::float_of(in[64 + thread] >> 1)));
 }
 
+// out[64][3]
+__global__ void micro_permute(const u32* in, u32* out) {
+  const u32 thread = ptx::thread_index();
+  const u32 a = in[thread];
+  const u32 b = in[64 + thread];
+  u32* to = out + thread * 3;
+  to[0] = ptx::prmt_b32(a, b, in[128 + thread] & 0xffffu);
+  to[1] = ptx::prmt_b32(a, b, 0xbb99u);
+  to[2] = ptx::prmt_b32(a, b, 0x6420u);
+}
+
 // out[64][2]
 __global__ void micro_dot(const u32* in, u32* out) {
   const u32 thread = ptx::thread_index();

@@ -66,6 +66,7 @@ const MicroKernel kKernels[] = {
     {"micro_mma_f16", micro_mma_f16, {}, 32, 0, 32 * 4, 1e-6, 3e-5},
     {"micro_exponential", micro_exponential, {}, 64, 0, 64 * 4, 4e-7, kTiny},
     {"micro_logarithm", micro_logarithm, {}, 64, 0, 64 * 2, 4e-7, 4e-7},
+    {"micro_permute", micro_permute, {}, 64, 0, 64 * 3, 0, 0},
     {"micro_dot", micro_dot, {}, 64, 0, 64 * 2, 1e-6, 1e-6},
 };
 

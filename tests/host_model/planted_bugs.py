@@ -42,8 +42,8 @@ DKV_F32 = "cuda/attention/backward_dkv_f32.cuh"
 KEY_WALK_F32 = "cuda/attention/key_walk_f32.cuh"
 MULTIPLY_F32 = "cuda/tile/multiply_f32.cuh"
 MATH_F32 = "cuda/tile/math_f32.cuh"
-DROPOUT_F32 = "cuda/tile/dropout_f32.cuh"
 TRANSPOSE = "cuda/tile/transpose.cuh"
+DROPOUT_F32 = "cuda/tile/dropout_f32.cuh"
 COPY = "cuda/tile/copy.cuh"
 MULTIPLY = "cuda/tile/multiply.cuh"
 SOFTMAX = "cuda/tile/softmax.cuh"
@@ -272,13 +272,13 @@ BUGS = [
         "r + row <= count && column",
     ),
     forward(
-        "dropout: wrong words traded",
+        "dropout: words of the other row",
         DROPOUT,
-        "odd ? x.x[0] : x.x[2]",
-        "odd ? x.x[2] : x.x[0]",
+        "drop(i + w % 2, w / 2 * 2);",
+        "drop(i + w / 2, w % 2 * 2);",
         quick=True,
     ),
-    forward("dropout: rows swapped", DROPOUT, "(odd ? 8 : 0)", "(odd ? 0 : 8)"),
+    forward("dropout: rows swapped", DROPOUT, "/ 2 + lane / 4;", "/ 2 + 7 - lane / 4;"),
     forward(
         "dropout: clean keys take the noisy keys' numbers",
         FORWARD,
@@ -545,16 +545,16 @@ BUGS = [
         "double p = 1.0 / 15; return exponent * 0.69314718055994530942 + 2.0 * t;",
     ),
     f32(
-        "dropout words in another order",
-        TRANSPOSE,
-        "upper ? word[j] : word[j + step]",
-        "upper ? word[j + step] : word[j]",
+        "dropout by the other half of a word",
+        DROPOUT_F32,
+        "word >> (key % 2 * kDropoutShift)",
+        "word >> ((key + 1) % 2 * kDropoutShift)",
     ),
     f32(
-        "dropout by the upper four keys",
+        "dropout of the other row of a counter",
         DROPOUT_F32,
-        "column + lane % 8 / 4 * 4",
-        "column + 4 - lane % 8 / 4 * 4",
+        ": dropout_word(key + 8 * b, query + 8 * a);",
+        ": dropout_word(key + 8 * a, query + 8 * b);",
     ),
     f32(
         "log-sum-exp not mended",

@@ -978,9 +978,16 @@ WALK_CASES = [
     "walk_rows_without_keys",
     "walk_dropout",
     "walk_large_logits",
+    "walk_dim256",
+    "walk_narrow",
     "dim128_128",
 ]
 
+# Of a step.
+WALK_STEP_WAITS = (
+    "ptx::wgmma_wait_group<1>(s); release_k(); if (last) release_queries();"
+    " prepare_scores(s, at); const bool moved ="
+)
 WALK_BUGS = [
     {
         "name": "wrong parity: the consumers' wait for K",
@@ -1023,14 +1030,23 @@ WALK_BUGS = [
     {
         "name": "no wait for S",
         "path": WALK,
-        "old": "ptx::wgmma_wait_group<1>(s); release_k();",
-        "new": "release_k();",
+        "old": WALK_STEP_WAITS,
+        "new": "release_k(); if (last) release_queries(); prepare_scores(s, at);"
+        " const bool moved =",
     },
     {
         "name": "K released while it is read",
         "path": WALK,
-        "old": "ptx::wgmma_wait_group<1>(s); release_k();",
-        "new": "release_k(); ptx::wgmma_wait_group<1>(s);",
+        "old": WALK_STEP_WAITS,
+        "new": "release_k(); ptx::wgmma_wait_group<1>(s); if (last) release_queries();"
+        " prepare_scores(s, at); const bool moved =",
+    },
+    {
+        "name": "queries released while they are read",
+        "path": WALK,
+        "old": WALK_STEP_WAITS,
+        "new": "if (last) release_queries(); ptx::wgmma_wait_group<1>(s); release_k();"
+        " prepare_scores(s, at); const bool moved =",
     },
     {
         "name": "no wait for O",
@@ -1059,8 +1075,8 @@ WALK_BUGS = [
     {
         "name": "item's numbers released before all lanes have read them",
         "path": WALK,
-        "old": "ptx::syncwarp(); if (lane == 0) { ptx::mbarrier_arrive( barriers.item_empty(",
-        "new": "if (lane == 0) { ptx::mbarrier_arrive( barriers.item_empty(",
+        "old": "ptx::syncwarp(); if (lane == 0) ptx::mbarrier_arrive(barriers.item_empty(slot));",
+        "new": "if (lane == 0) ptx::mbarrier_arrive(barriers.item_empty(slot));",
     },
     {
         "name": "item published before all its rows are there",
@@ -1156,33 +1172,46 @@ WALK_BUGS = [
     {
         "name": "output stored over rows of others",
         "path": WALK,
-        "old": "if (count < 64) {",
-        "new": "if (false) {",
+        "old": "if (in_strip < count && 8 * (i + in_quad)",
+        "new": "if (8 * (i + in_quad)",
     },
     {
-        "name": "no proxy fence before the output is stored",
+        "name": "output stored past the head dim",
         "path": WALK,
-        "old": "ptx::fence_proxy_async(); ptx::bar_sync(3 + group, 128);",
-        "new": "ptx::bar_sync(3 + group, 128);",
+        "old": "in_strip < count && 8 * (i + in_quad) < params.call.head_dim_v",
+        "new": "in_strip < count",
     },
     {
-        "name": "no barrier before the output is stored",
+        "name": "pieces of the output not traded",
         "path": WALK,
-        "old": "ptx::fence_proxy_async(); ptx::bar_sync(3 + group, 128);",
-        "new": "ptx::fence_proxy_async();",
-    },
-    {
-        "name": "place of Q released while the output is read",
-        "path": WALK,
-        "old": "ptx::bulk_wait_group_read<0>();",
+        "old": "transpose_quad<1>(packed);",
         "new": "",
     },
     {
-        "name": "place of Q released before all rows are stored",
+        "name": "pieces of the output traded the wrong way",
+        "path": "cuda/tile/transpose.cuh",
+        "old": "upper ? word[j] : word[j + step]",
+        "new": "upper ? word[j + step] : word[j]",
+    },
+    {
+        "name": "output to the place of the next item",
         "path": WALK,
-        "old": "store_rows(params.call.out[half], to, count, batch, row, head);"
-        " ptx::bar_sync(3 + group, 128);",
-        "new": "store_rows(params.call.out[half], to, count, batch, row, head);",
+        "old": "store(done, slot); pack<C.element>(p0, s);",
+        "new": "store(done, slot ^ 1); pack<C.element>(p0, s);",
+    },
+    {
+        "name": "O not cleared for the next item",
+        "path": WALK,
+        "old": "clear_output(); continue;",
+        "new": "continue;",
+    },
+    {
+        "name": "P of the next item written under the last product",
+        "path": WALK,
+        "old": "ptx::wgmma_wait_group<0>(o, p0); release_v(); store(done, slot);"
+        " pack<C.element>(p0, s);",
+        "new": "pack<C.element>(p0, s); ptx::wgmma_wait_group<0>(o, p0); release_v();"
+        " store(done, slot);",
     },
     {
         "name": "rows without a token not written",
@@ -1198,21 +1227,57 @@ WALK_BUGS = [
     },
     {
         "name": "numbers of noisy keys for clean ones",
-        "path": WALK,
-        "old": "at.phase};",
-        "new": "0};",
+        "path": WALK_PRODUCERS,
+        "old": "tile.clean_keys = walk.phase;",
+        "new": "tile.clean_keys = 0;",
     },
     {
-        "name": "dropped pairs of the other column",
+        "name": "dropped pairs of the other row",
+        "path": WALK_PRODUCERS,
+        "old": "p[step][2 * piece] &= ptx::prmt_b32(flags, 0, 0xbb99u);",
+        "new": "p[step][2 * piece] &= ptx::prmt_b32(flags, 0, 0xaa88u);",
+    },
+    {
+        "name": "kept pairs read before they are drawn",
         "path": WALK,
-        "old": "if ((two & 1) != 0) p[step][word] &= 0xffff0000u;",
-        "new": "if ((two & 1) != 0) p[step][word] &= 0x0000ffffu;",
+        "old": "ptx::mbarrier_wait_parity(barriers.kept(numbers.slot()), numbers.parity());",
+        "new": "",
+    },
+    {
+        "name": "kept pairs drawn over those in use",
+        "path": WALK_PRODUCERS,
+        "old": "wait_together(barriers.kept_empty(ring.slot()), ring.parity() ^ 1);",
+        "new": "",
+    },
+    {
+        "name": "kept pairs given back before all lanes have read them",
+        "path": WALK,
+        "old": "low, high); ptx::syncwarp();",
+        "new": "low, high);",
+    },
+    {
+        "name": "kept pairs published before all lanes have drawn",
+        "path": WALK_PRODUCERS,
+        "old": "ptx::syncwarp(); if (leader) ptx::mbarrier_arrive(barriers.kept(ring.slot()));",
+        "new": "if (leader) ptx::mbarrier_arrive(barriers.kept(ring.slot()));",
     },
     {
         "name": "scores not capped",
         "path": WALK,
-        "old": "cap_scores(s, params.call.softcap_scale);",
+        "old": "cap_scores_by_half(s, params.call.softcap_scale * -2.885390081777927f);",
         "new": "",
+    },
+    {
+        "name": "log-sum-exp of 1 + tanh",
+        "path": WALK,
+        "old": "done[r].reference -= params.call.scale_log2;",
+        "new": ";",
+    },
+    {
+        "name": "log-sum-exp without the sum's exponent",
+        "path": RUNNING,
+        "old": "rows[r].reference + exponent + ptx::lg2_approx(mantissa)",
+        "new": "rows[r].reference + ptx::lg2_approx(mantissa)",
     },
     {
         "name": "O not rescaled where references move",

@@ -79,11 +79,11 @@ Rows computed(const Tiles& tiles, float scale_log2, const host_model::Options& o
       u32 p[kPieces / 2][4];
       bool moved = true;
       if (t == 0) {
-        cuda::softmax_of_masked<true>(s, state, scale_log2, bases, rescale);
+        cuda::softmax_of_masked<kElement, true>(s, state, scale_log2, bases, rescale);
         cuda::pack<kElement>(p, s);
         moved = false;
       } else if (t == 1) {
-        cuda::softmax_of_masked<false>(s, state, scale_log2, bases, rescale);
+        cuda::softmax_of_masked<kElement, false>(s, state, scale_log2, bases, rescale);
         cuda::pack<kElement>(p, s);
       } else {
         moved = cuda::softmax_ahead<kElement>(p, s, state, scale_log2, bases, rescale);

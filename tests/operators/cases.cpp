@@ -349,7 +349,13 @@ void add_walks(std::vector<Case>& cases) {
   c = one_sequence("walk_large_logits", sequence(SequenceMask::Kind::kFull), 200, 400, 1);
   c.input_scale = 20.0;
   add(c);
-  add(one_sequence("walk_dim256", sequence(SequenceMask::Kind::kCausal), 300, 300, 1), 256);
+  add(one_sequence("walk_dim256", sequence(SequenceMask::Kind::kCausal), 300, 300, 2), 256);
+  // Rows of the output that are no multiple of 64 wide, one head beside the other.
+  c = one_sequence("walk_narrow", sequence(SequenceMask::Kind::kFull), 200, 150, 2);
+  c.heads_q = 3;
+  c.head_dim = 40;
+  c.head_dim_v = 24;
+  cases.push_back(c);
 }
 
 /// Items of 128 keys, tiles of 64 query rows, at head dim 128.

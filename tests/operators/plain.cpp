@@ -81,7 +81,7 @@ PlainHead attend(const HeadProblem& problem, const std::vector<double>& dout64,
   const std::vector<float> dout = floats(dout64);
   const auto scale = static_cast<float>(problem.scale);
   const auto cap = static_cast<float>(problem.softcap);
-  const float keep_factor = r<kType>(static_cast<float>(1.0 / (1.0 - problem.dropout_p)));
+  const float keep_factor = r<kType>(static_cast<float>(dropout_keep_scale(problem.dropout_p)));
 
   std::vector<float> out(problem.queries.size() * dim_v);
   std::vector<float> dq(q.size());

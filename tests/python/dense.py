@@ -103,6 +103,11 @@ def visible(
     )
 
 
+def rounded_dropout(p):
+    """As the library rounds it: 15 bits a pair."""
+    return round(p * 2**15) / 2**15
+
+
 def attention(q, k, v, mask, *, scale=None, softcap=0.0, keep=None, dropout_p=0.0):
     """(out, lse) of q (batch, rows, heads, dim) with a mask (batch, rows, keys), in q's dtype.
 
@@ -122,5 +127,5 @@ def attention(q, k, v, mask, *, scale=None, softcap=0.0, keep=None, dropout_p=0.
     lse = torch.logsumexp(scores.masked_fill(~sees, 0.0), -1).masked_fill(~sees[..., 0], -math.inf)
     weights = torch.softmax(scores.masked_fill(~sees, 0.0), -1).masked_fill(~mask, 0.0)
     if keep is not None:
-        weights = weights * keep / (1.0 - dropout_p)
+        weights = weights * keep / (1.0 - rounded_dropout(dropout_p))
     return torch.einsum("bhqk,bkhd->bqhd", weights, v), lse

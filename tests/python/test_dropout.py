@@ -37,7 +37,9 @@ def kept_pairs(case, seed, heads_q=4, heads_kv=2, p=P):
     out, _ = case.run(tensors, dropout_p=p, dropout_seed=seed)
     out = out[..., :keys].transpose(1, 2)
     kept = out > 0
-    weight = mask[:, None] / (mask.sum(-1)[:, None, :, None] * (1 - p)).clamp(min=1e-9)
+    weight = mask[:, None] / (
+        mask.sum(-1)[:, None, :, None] * (1 - dense.rounded_dropout(p))
+    ).clamp(min=1e-9)
     torch.testing.assert_close(out, torch.where(kept, weight, 0.0).float(), rtol=1e-5, atol=0)
     return kept
 
@@ -70,18 +72,16 @@ def test_statistics(p):
     kept = torch.stack([kept_pairs(case, seed, p=p) for seed in seeds]).double()
     visible = int(mask.sum())
     count = len(seeds) * 4 * visible
+    p = dense.rounded_dropout(p)
     deviation = (p * (1 - p) / count) ** 0.5
     assert abs(kept.sum().item() / count - (1 - p)) < 5 * deviation
-    # Neighbours (seeds, heads, keys) drop independently.
-    for axis in (0, 2, 4):
-        first, second = (
-            kept.narrow(axis, 0, kept.shape[axis] - 1),
-            kept.narrow(axis, 1, kept.shape[axis] - 1),
-        )
-        both = (mask & mask)[None].expand(kept.shape)
-        both = both.narrow(axis, 0, kept.shape[axis] - 1) & both.narrow(
-            axis, 1, kept.shape[axis] - 1
-        )
+    # Neighbours (seeds, heads, rows, keys) drop independently, and so do pairs 8 apart, which have
+    # their numbers from one counter.
+    seen = mask[None].expand(kept.shape)
+    for axis, distance in ((0, 1), (2, 1), (3, 1), (3, 8), (4, 1), (4, 8)):
+        length = kept.shape[axis] - distance
+        first, second = (kept.narrow(axis, at, length) for at in (0, distance))
+        both = seen.narrow(axis, 0, length) & seen.narrow(axis, distance, length)
         pairs = int(both.sum())
         joint = (first * second)[both].sum().item() / pairs
         assert abs(joint - (1 - p) ** 2) < 6 * (0.25 / pairs) ** 0.5

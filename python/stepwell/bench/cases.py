@@ -110,18 +110,21 @@ def cuda_cases() -> list[Case]:
     for heads, dim in (((16, 16), 128), ((32, 8), 128), ((32, 32), 64)):
         for block_size in (4, 32):
             for n in (1024, 2048, 4096, 8192, 16384):
-                # Peers other than the yardstick at two lengths only: they take their time.
-                peers = ("fa2", "cudnn", "fa4") if n in (1024, 8192) else ("fa2", "fa4")
+                # Peers other than the yardstick where they tell most: they take their time.
+                peers = ("fa2", "fa4")
+                if block_size == 4 or n in (1024, 8192):
+                    peers = ("fa2", "cudnn", "fa4")
                 if (heads, dim, block_size) == ((16, 16), 128, 4) and n in (2048, 8192):
                     peers += ("flex", "fa4_mask")
                 quick = (n, block_size) == (2048, 4)
                 cases.append(batched(Diffusion(block_size), heads, dim, n, peers, quick))
     for heads, dim in (((16, 16), 96), ((8, 8), 192), ((8, 8), 256)):
-        for n in (1024, 4096, 16384):
-            cases.append(batched(Diffusion(4), heads, dim, n, ("fa2", "fa4")))
-    for heads, dim in (((16, 16), 128), ((32, 32), 64)):
+        for n in (1024, 2048, 4096, 8192, 16384):
+            peers = ("fa2", "cudnn", "fa4") if n in (2048, 8192) else ("fa2", "fa4")
+            cases.append(batched(Diffusion(4), heads, dim, n, peers))
+    for heads, dim in (((16, 16), 128), ((32, 8), 128), ((32, 32), 64)):
         lengths = log_uniform_lengths(64, 128, 4096)
-        quick = dim == 128
+        quick = heads == (16, 16)
         cases.append(Case(Diffusion(4), lengths, True, *heads, dim, ("varlen", "fa4"), quick))
     for mask, peers in (
         (Full(), ("fa2", "cudnn", "fa4")),

@@ -426,7 +426,7 @@ __device__ __forceinline__ void Forward90Consumer<C>::run() {
     ptx::wgmma_wait_group<0>(s);
     release_k();
     mask_first_tile(tiles, tile, s);
-    softmax_of_masked<true>(s, rows, p.scale_log2, bases, rescale);
+    softmax_of_masked<C.element, true>(s, rows, p.scale_log2, bases, rescale);
     pack<C.element>(p0, s);
   };
   if (narrow) {
@@ -455,7 +455,7 @@ __device__ __forceinline__ void Forward90Consumer<C>::run() {
       masked = masked_tiles(tiles);
       if (tile < masked) {
         mask_tile(tiles, tile, s);
-        softmax_of_masked<false>(s, rows, p.scale_log2, bases, rescale);
+        softmax_of_masked<C.element, false>(s, rows, p.scale_log2, bases, rescale);
         pack<C.element>(p1, s);
       } else {
         moved = softmax_ahead<C.element>(p1, s, rows, p.scale_log2, bases, rescale);
@@ -482,7 +482,7 @@ __device__ __forceinline__ void Forward90Consumer<C>::run() {
           ptx::pin_registers(p0);
           take_turn(s, p0);
           mask_tile(tiles, tile, s);
-          softmax_of_masked<false>(s, rows, p.scale_log2, bases, rescale);
+          softmax_of_masked<C.element, false>(s, rows, p.scale_log2, bases, rescale);
           ptx::wgmma_wait_group<0>(o, p0);
           release_v();
           rescale_output();
@@ -551,7 +551,7 @@ __device__ __forceinline__ void Forward90Consumer<C>::run() {
       ptx::pin_registers(p0);
       take_turn(s, p0);
       mask_first_tile(tiles, tile, s);
-      softmax_of_masked<true>(s, rows, p.scale_log2, bases, rescale);
+      softmax_of_masked<C.element, true>(s, rows, p.scale_log2, bases, rescale);
       ptx::wgmma_wait_group<0>(o, p0);
       release_v();
       pack<C.element>(p0, s);

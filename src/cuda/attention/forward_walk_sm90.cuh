@@ -7,15 +7,17 @@
 // the key tiles that any of the 128 rows sees, own view first, then clean keys, the last tile
 // first. CTAs are persistent, one on each SM.
 //
-// WARPS (384 threads)
+// WARPS (384 threads, with dropout 512)
 //   warpgroup 0   warp 0 loads keys and values, warp 1 finds items, their rows' intervals and
 //                 queries, warp 2 writes rows that hold no token; warp 3 has nothing to do.
 //                 56 registers.
 //   warpgroup 1   the upper 64 rows, and warpgroup 2, the lower ones. 224 registers each.
+//   warpgroup 3   with dropout only: draws its numbers, up to four tiles ahead. 40 registers, then
+//                 as many in warpgroup 0 and 216 in those that multiply.
 //
-// SHARED MEMORY: queries (two stages up to head dim 128, then one), which become the output; K and
-// V, two stages each of 128, 96 or 64 keys at head dims to 128, 192 and 256; the rows' intervals of
-// two items; what rows with very large scores need; items, tiles and barriers.
+// SHARED MEMORY: queries (two stages up to head dim 128, then one); K and V, two stages each of
+// 128, 96 or 64 keys at head dims to 128, 192 and 256; the rows' intervals of two items; what rows
+// with very large scores need; items, tiles and barriers.
 //
 // BARRIERS: mbarriers are those of WalkBarriers. Named barriers 1 and 2: the turns of the two
 // warpgroups on the tensor cores (256 threads); 3 and 4: within a warpgroup (128).
@@ -33,6 +35,7 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/running_softmax.cuh"
+#include "cuda/tile/transpose.cuh"
 
 namespace stepwell::cuda {
 
@@ -64,6 +67,7 @@ struct WalkConsumer {
   RingPlace<kWalkItemStages> item;  // the next one; the one at hand is before it
   RingPlace<C.query_stages()> q;    // likewise
   RingPlace<kWalkKeyStages> k, v;
+  RingPlace<kWalkKeptStages> numbers;  // of dropout
 
   float o[kOutPieces][4];
   RunningRow rows[2];
@@ -84,9 +88,6 @@ struct WalkConsumer {
   }
   __device__ __forceinline__ static i32 first_column() {
     return static_cast<i32>(ptx::thread_index_again()) % 4 * 2;
-  }
-  __device__ __forceinline__ static bool leads_group() {
-    return ptx::thread_index_again() % 128 == 0;
   }
 
   // ---- barriers
@@ -125,10 +126,16 @@ struct WalkConsumer {
     wait_together(barriers.item(item.slot()), item.parity());
     item.next();
     const U32x4 where = ptx::ld_shared_v4(place().numbers + WalkItemLayout::kWhere);
-    if (uniform(static_cast<i32>(where.x)) == 0) return false;
+    return uniform(static_cast<i32>(where.x)) != 0;
+  }
+  /// Its queries are there from now on.
+  __device__ __forceinline__ void take_queries() {
     wait_together(barriers.q_full(q.slot()), q.parity());
     q.next();
-    return true;
+  }
+  /// After the last product with them.
+  __device__ __forceinline__ void release_queries() const {
+    if (lane == 0) ptx::mbarrier_arrive(barriers.q_empty(query_slot()));
   }
   __device__ __forceinline__ bool sees_keys() const {
     return uniform(static_cast<i32>(
@@ -169,6 +176,13 @@ struct WalkConsumer {
     }
     ptx::wgmma_commit_group();
   }
+  __device__ __forceinline__ void clear_output() {
+#pragma unroll
+    for (int i = 0; i < kOutPieces; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) o[i][j] = 0.0f;
+    }
+  }
   __device__ __forceinline__ void rescale_output() {
 #pragma unroll
     for (int i = 0; i < kOutPieces; ++i) {
@@ -179,9 +193,11 @@ struct WalkConsumer {
 
   // ---- scores
 
-  /// Caps and masks.
+  /// Caps, to half of 1 + tanh, and masks.
   __device__ __forceinline__ void prepare_scores(float (&s)[kPieces][4], const Tile& at) const {
-    if constexpr (C.softcap) cap_scores(s, params.call.softcap_scale);
+    if constexpr (C.softcap) {
+      cap_scores_by_half(s, params.call.softcap_scale * -2.885390081777927f);
+    }
     if (!at.masked) return;
     const u32 bounds = place().bounds +
                        static_cast<u32>(at.phase * kWalkRows + 64 * group + first_strip_row()) * 8;
@@ -196,118 +212,67 @@ struct WalkConsumer {
     mask_spans<0, kPieces>(s, spans);
   }
   /// Dropped pairs of a packed P become 0; the sums have them.
-  __device__ __forceinline__ void drop(u32 (&p)[kSteps][4], const Tile& at) const {
+  __device__ __forceinline__ void drop(u32 (&p)[kSteps][4]) {
     if constexpr (C.dropout) {
-      const U32x4 numbers = ptx::ld_shared_v4(place().numbers + WalkItemLayout::kNumbers);
-      // Read anew for each tile: the compiler would keep the keys of all ten rounds in registers.
+      ptx::mbarrier_wait_parity(barriers.kept(numbers.slot()), numbers.parity());
       i32 low, high;
-      ptx::ld_shared_v2(place().numbers + WalkItemLayout::kKey, low, high);
-      const i32 row = 64 * group + static_cast<i32>(ptx::thread_index_again()) % 128 / 32 * 16;
-      const DropoutTile of_tile{
-          static_cast<u64>(static_cast<u32>(high)) << 32 | static_cast<u32>(low),
-          params.call.dropout.threshold,
-          numbers.x,
-          static_cast<int>(numbers.y),
-          static_cast<i32>(numbers.z) + row,
-          at.phase};
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {  // two pieces
-        const u32 bits = dropped_bits<2>(of_tile, 0, at.first_key + 16 * step);
-#pragma unroll
-        for (int word = 0; word < 4; ++word) {
-          // Word: piece word / 2, row word % 2; bits 4 piece + 2 row + column.
-          const u32 two = bits >> (4 * (word / 2) + 2 * (word % 2));
-          if ((two & 1) != 0) p[step][word] &= 0xffff0000u;
-          if ((two & 2) != 0) p[step][word] &= 0x0000ffffu;
-        }
-      }
+      ptx::ld_shared_v2(shared + kPlan.kept + static_cast<u32>(numbers.slot()) * (256 * 8) +
+                            (ptx::thread_index_again() - 128) * 8,
+                        low, high);
+      ptx::syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(barriers.kept_empty(numbers.slot()));
+      numbers.next();
+      drop_words(p, {static_cast<u32>(low), static_cast<u32>(high)});
     }
   }
 
   // ---- results
 
-  /// O and the rows' sums, complete, go where the queries were and from there to the output.
-  __device__ __forceinline__ void store() {
+  /// O and the sums `done`, complete, become the output of the item `slot`, which is given back.
+  __device__ __forceinline__ void store(RunningRow (&done)[2], int slot) {
     float inverse[2], lse[2];
-    finish_rows(rows, inverse, lse);
+    if constexpr (C.softcap) {  // scores were scale * (1 + tanh)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) done[r].reference -= params.call.scale_log2;
+    }
+    finish_rows(done, inverse, lse);
     if constexpr (C.dropout) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) inverse[r] *= params.call.dropout.keep_scale;
     }
-    const WalkItemPlace at = place();
+    const WalkItemPlace at = WalkItemPlace::of<C>(shared, slot);
     const U32x4 where = ptx::ld_shared_v4(at.numbers + WalkItemLayout::kWhere);
     const U32x4 which = ptx::ld_shared_v4(at.numbers + WalkItemLayout::kWhich);
     ptx::syncwarp();
-    if (lane == 0) {
-      ptx::mbarrier_arrive(
-          barriers.item_empty(static_cast<int>((item.count - 1) % kWalkItemStages)));
-    }
-    const i32 count = geometry::min_of(64, uniform(static_cast<i32>(where.x)) - 64 * group);
+    if (lane == 0) ptx::mbarrier_arrive(barriers.item_empty(slot));
+    const i32 count = uniform(static_cast<i32>(where.x)) - 64 * group;
     const int half = uniform(static_cast<i32>(where.z));
     const i32 batch = uniform(static_cast<i32>(where.w));
     const i32 head = uniform(static_cast<i32>(which.x));
     const i32 row = uniform(static_cast<i32>(which.z)) + 64 * group;
-
-    const u32 to = q_strip();
-    const u32 thread = ptx::thread_index_again() % 128;
-    const u32 strip_row = thread / 32 * 16 + thread % 16;
-    ptx::bar_sync(3 + group, 128);  // all products with the queries are complete
+    const i32 in_quad = static_cast<i32>(ptx::thread_index_again()) % 4;
 #pragma unroll
-    for (int i = 0; i < kOutPieces / 2; ++i) {  // 16 columns each
-      u32 packed[4];
+    for (int r = 0; r < 2; ++r) {
+      const i32 in_strip = first_strip_row() + 8 * r;
+      unsigned short* const to =
+          params.call.out[half].at(batch, row + in_strip, head) + 8 * in_quad;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float(&piece)[4] = o[2 * i + j / 2];
-        const float factor = inverse[j % 2];
-        packed[j] =
-            ptx::cvt_x2_f32<C.element>(piece[j % 2 * 2] * factor, piece[j % 2 * 2 + 1] * factor);
-      }
-      const u32 piece = (i % 4 * 2 + thread % 32 / 16) ^ (strip_row % 8);
-      ptx::stmatrix_x4(to + i / 4 * kStripSlabBytes + strip_row * 128 + piece * 16, packed);
-    }
-    ptx::fence_proxy_async();
-    ptx::bar_sync(3 + group, 128);
-    if (count < 64) {  // rows of others may follow
-      store_rows(params.call.out[half], to, count, batch, row, head);
-      ptx::bar_sync(3 + group, 128);
-    } else if (thread == 0) {
-      constexpr int kStores = C.slabs();
-      if (params.v_by_slab) {
+      for (int i = 0; i < kOutPieces; i += 4) {
+        u32 packed[4];
 #pragma unroll
-        for (int slab = 0; slab < kStores; ++slab) {
-          if (64 * slab < params.call.head_dim_v) {
-            ptx::tensor_store_5d(params.out[half], to + slab * kStripSlabBytes, 64 * slab, row, 0,
-                                 head, batch);
-          }
+        for (int j = 0; j < 4; ++j) {
+          packed[j] = ptx::cvt_x2_f32<C.element>(o[i + j][2 * r] * inverse[r],
+                                                 o[i + j][2 * r + 1] * inverse[r]);
         }
-      } else {
-        ptx::tensor_store_5d(params.out[half], to, 0, row, 0, head, batch);
+        transpose_quad<1>(packed);  // each lane has 16 bytes of one piece
+        if (in_strip < count && 8 * (i + in_quad) < params.call.head_dim_v) {
+          ptx::st_global_v4(to + 8 * i, {packed[0], packed[1], packed[2], packed[3]});
+        }
       }
-      ptx::bulk_commit_group();
-    }
-    const FloatRows& lse_rows = params.call.lse[half];
-    if (lse_rows.data != nullptr && thread % 4 == 0) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const i32 in_strip = first_strip_row() + 8 * r;
-        if (in_strip < count) *lse_rows.at(batch, head, row + in_strip) = lse[r];
+      const FloatRows& lse_rows = params.call.lse[half];
+      if (lse_rows.data != nullptr && in_quad == 0 && in_strip < count) {
+        *lse_rows.at(batch, head, row + in_strip) = lse[r];
       }
-    }
-    if (leads_group()) {
-      ptx::bulk_wait_group_read<0>();
-      ptx::mbarrier_arrive(barriers.q_empty(query_slot()));
-    }
-  }
-  /// The first `count` rows of the strip at `from`, by the 128 threads of a warpgroup.
-  __device__ __forceinline__ void store_rows(const HalfRows& out, u32 from, i32 count, i32 batch,
-                                             i64 first_row, i32 head) const {
-    const i32 pieces = params.call.head_dim_v / 8;
-#pragma unroll 1
-    for (i32 i = static_cast<i32>(ptx::thread_index_again() % 128); i < count * pieces; i += 128) {
-      const i32 row = i / pieces;
-      const i32 piece = i - row * pieces;
-      const u32 at = from + piece / 8 * kStripSlabBytes + row * 128 + (piece % 8 ^ row % 8) * 16;
-      ptx::st_global_v4(out.at(batch, first_row + row, head) + 8 * piece, ptx::ld_shared_v4(at));
     }
   }
 
@@ -316,19 +281,19 @@ struct WalkConsumer {
 
 template <ForwardWalkSm90Config C>
 __device__ __forceinline__ void WalkConsumer<C>::run() {
-  const float scale_log2 = params.call.scale_log2;
+  const float scale_log2 = (C.softcap ? 2.0f : 1.0f) * params.call.scale_log2;
   if (group == 1) ptx::bar_arrive(1, 256);  // the upper rows have the first turn
   u32 p0[kSteps][4], p1[kSteps][4];         // P of the product in flight, and of the next
-  while (fetch()) {
-#pragma unroll
-    for (int i = 0; i < kOutPieces; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) o[i][j] = 0.0f;
-    }
-    rows[0] = rows[1] = {minus_infinity(), 0.0f};
-    if (sees_keys()) {
-      bool last;
-      {
+  bool last;                                // of the tile at hand: whether it is the item's last
+  bool more = fetch();
+  bool begun = false;  // P of the item's first tile is in p0, O is clear
+  while (more) {
+    const bool sees = sees_keys();
+    if (!begun) {
+      take_queries();
+      clear_output();
+      rows[0] = rows[1] = {minus_infinity(), 0.0f};
+      if (sees) {
         float s[kPieces][4];
         wait_k();
         begin_turn();
@@ -338,11 +303,16 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
         last = at.last;
         ptx::wgmma_wait_group<0>(s);
         release_k();
+        if (last) release_queries();
         prepare_scores(s, at);
-        softmax_of_masked<true>(s, rows, scale_log2, bases, rescale);
+        softmax_of_masked<C.element, true>(s, rows, scale_log2, bases, rescale);
         pack<C.element>(p0, s);
-        drop(p0, at);
+        drop(p0);
+      } else {
+        release_queries();
       }
+    }
+    if (sees) {
       const auto step = [&](u32(&in_flight)[kSteps][4], u32(&next)[kSteps][4]) {
         float s[kPieces][4];
         wait_k();
@@ -356,9 +326,10 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
         last = at.last;
         ptx::wgmma_wait_group<1>(s);
         release_k();
+        if (last) release_queries();
         prepare_scores(s, at);
         const bool moved = softmax_ahead<C.element>(next, s, rows, scale_log2, bases, rescale);
-        drop(next, at);
+        drop(next);
         ptx::wgmma_wait_group<0>(o, in_flight);
         release_v();
         if (moved) rescale_output();
@@ -375,6 +346,41 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
         }
         step(p1, p0);
       }
+    }
+
+    // ---- between items
+    const int slot = static_cast<int>((item.count - 1) % kWalkItemStages);
+    if (sees) settle_references(rows, scale_log2, bases);
+    RunningRow done[2] = {rows[0], rows[1]};
+    more = fetch();
+    begun = C.query_stages() > 1 && sees && more && sees_keys();
+    if (begun) {  // the next item's first scores run with this item's last product
+      take_queries();
+      float s[kPieces][4];
+      wait_k();
+      begin_turn();
+      ptx::pin_registers(o);
+      ptx::pin_registers(p0);
+      issue_scores(s);
+      wait_v();
+      issue_output(p0);
+      end_turn();
+      const Tile at = tile();
+      last = at.last;
+      ptx::wgmma_wait_group<1>(s);
+      release_k();
+      if (last) release_queries();
+      prepare_scores(s, at);
+      softmax_of_masked<C.element, true>(s, rows, scale_log2, bases, rescale);
+      ptx::wgmma_wait_group<0>(o, p0);
+      release_v();
+      store(done, slot);
+      pack<C.element>(p0, s);
+      drop(p0);
+      clear_output();
+      continue;
+    }
+    if (sees) {
       wait_v();
       begin_turn();
       ptx::pin_registers(o);
@@ -383,9 +389,8 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
       end_turn();
       ptx::wgmma_wait_group<0>(o, p0);
       release_v();
-      settle_references(rows, scale_log2, bases);
     }
-    store();
+    store(done, slot);
   }
 }
 
@@ -397,7 +402,7 @@ __device__ __forceinline__ void attention_forward_walk_sm90(const ForwardWalkSm9
   if (ptx::thread_index() == 0) WalkBarriers<C>{shared + kPlan.barriers}.init();
   ptx::bar_sync(0, C.threads());
   if (warp < 4) {
-    ptx::setmaxnreg_dec<56>();
+    ptx::setmaxnreg_dec<C.producer_registers()>();
     if (warp == 0) {
       produce_walk_keys<C>(p, shared);
     } else if (warp == 1) {
@@ -405,8 +410,11 @@ __device__ __forceinline__ void attention_forward_walk_sm90(const ForwardWalkSm9
     } else if (warp == 2) {
       write_unused_rows(p);
     }
+  } else if (C.dropout && warp >= 12) {
+    ptx::setmaxnreg_dec<C.producer_registers()>();
+    produce_kept<C>(p, shared);
   } else {
-    ptx::setmaxnreg_inc<224>();
+    ptx::setmaxnreg_inc<C.consumer_registers()>();
     WalkConsumer<C>(p, shared, warp / 4 - 1).run();
   }
 }

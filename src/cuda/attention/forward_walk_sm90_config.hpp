@@ -17,21 +17,20 @@ struct ForwardWalkSm90Config {
   bool softcap;
   bool dropout;
 
-  constexpr int threads() const { return 384; }  // warpgroups: loads, upper rows, lower rows
+  // Warpgroups: loads, upper rows, lower rows, and one that draws dropout's numbers.
+  constexpr int threads() const { return dropout ? 512 : 384; }
+  constexpr int consumer_registers() const { return dropout ? 216 : 224; }
+  constexpr int producer_registers() const { return dropout ? 40 : 56; }
   constexpr int slabs() const { return head_dim / 64; }
-  /// Dropout's numbers take registers that S and P leave with fewer keys.
-  constexpr int tile_keys() const {
-    if (head_dim == 64) return 128;
-    if (dropout) return 64;
-    return head_dim == 128 ? 128 : head_dim == 192 ? 96 : 64;
-  }
+  constexpr int tile_keys() const { return head_dim <= 128 ? 128 : head_dim == 192 ? 96 : 64; }
   constexpr int query_stages() const { return head_dim <= 128 ? 2 : 1; }
   constexpr int strip_bytes() const { return 64 * head_dim * 2; }
   constexpr int tile_bytes() const { return tile_keys() * head_dim * 2; }
 };
 
 inline constexpr int kWalkItemStages = 2;
-inline constexpr int kWalkKeyStages = 2;  // of K and of V each
+inline constexpr int kWalkKeyStages = 2;   // of K and of V each
+inline constexpr int kWalkKeptStages = 4;  // of what dropout keeps
 
 /// Of a work item in shared memory, in bytes from its start; words of 32 bits.
 struct WalkItemLayout {
@@ -49,7 +48,7 @@ struct WalkItemLayout {
 /// Offsets into dynamic shared memory. Matrices lie as [64 dims of a slab][rows], rows of 128 bytes
 /// swizzled.
 struct ForwardWalkSm90Plan {
-  int q;       // [query_stages][2 strips], in the end the output
+  int q;       // [query_stages][2 strips]
   int k;       // [kWalkKeyStages]
   int v;       // [kWalkKeyStages]
   int bounds;  // [kWalkItemStages][2 phases][kWalkRows] of (begin, end): keys that each row sees
@@ -57,6 +56,7 @@ struct ForwardWalkSm90Plan {
                // softmax
   int items;   // [kWalkItemStages] of WalkItemLayout
   int tiles;   // [kWalkKeyStages] of (first key, phase, warpgroups that need the mask, last one)
+  int kept;    // with dropout: [kWalkKeptStages][256 threads] of two words
   int barriers;
   int bytes;
 };
@@ -70,9 +70,10 @@ constexpr ForwardWalkSm90Plan forward_walk_sm90_plan(ForwardWalkSm90Config confi
   plan.bases = plan.bounds + kWalkItemStages * 2 * kWalkRows * 8;
   plan.items = plan.bases + 256 * 2 * 4;
   plan.tiles = plan.items + kWalkItemStages * WalkItemLayout::kBytes;
-  plan.barriers = plan.tiles + kWalkKeyStages * 16;
-  plan.bytes = plan.barriers +
-               8 * (2 * kWalkItemStages + 2 * config.query_stages() + 4 * kWalkKeyStages + 1);
+  plan.kept = plan.tiles + kWalkKeyStages * 16;
+  plan.barriers = plan.kept + (config.dropout ? kWalkKeptStages * 256 * 8 : 0);
+  plan.bytes = plan.barriers + 8 * (2 * kWalkItemStages + 2 * config.query_stages() +
+                                    4 * kWalkKeyStages + 1 + 2 * kWalkKeptStages);
   return plan;
 }
 
@@ -80,11 +81,11 @@ constexpr ForwardWalkSm90Plan forward_walk_sm90_plan(ForwardWalkSm90Config confi
 /// have the dimensions 64 dims of a slab, row of the tensor, slab, head and sample (packed: one);
 /// or, `by_slab`, dim, row, 1, head and sample.
 struct ForwardWalkSm90Params {
-  TensorMap q[2], out[2];  // boxes of 64 rows
-  TensorMap k[2], v[2];    // boxes of a tile
+  TensorMap q[2];        // boxes of 64 rows
+  TensorMap k[2], v[2];  // boxes of a tile
   ForwardParams call;
   i32 ctas = 0;             // launched; each has several items
-  bool qk_by_slab = false;  // maps of q and k; those of v and out
+  bool qk_by_slab = false;  // maps of q and k; those of v
   bool v_by_slab = false;
   bool padding = false;  // there may be rows that hold no token
 };

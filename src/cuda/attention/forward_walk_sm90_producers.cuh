@@ -14,12 +14,14 @@ namespace stepwell::cuda {
 
 /// The shared addresses of a CTA's barriers. Arrivals:
 ///   item     1   the item producer: the item's numbers and its rows' intervals are there
-///   item_empty   9   8 consumer warps and the key producer
+///   item_empty   9   8 consumer warps and the key producer; with dropout the 4 warps that draw too
 ///   q_full   1   the item producer, and the bytes
-///   q_empty  2   a thread of each consumer warpgroup, once the output has been read there
+///   q_empty  8   consumer warps, once an item's last scores are complete
 ///   k_full, v_full    1   the key producer, and the bytes
 ///   k_empty, v_empty  8   consumer warps, once the product is complete
 ///   ragged   1   the key producer itself, and the bytes
+///   kept     4   the warps that draw dropout's numbers
+///   kept_empty   8   consumer warps, once they have read them
 template <ForwardWalkSm90Config C>
 struct WalkBarriers {
   u32 base;
@@ -39,16 +41,18 @@ struct WalkBarriers {
     return k_full(3 * kWalkKeyStages + slot);
   }
   __device__ __forceinline__ u32 ragged() const { return k_full(4 * kWalkKeyStages); }
+  __device__ __forceinline__ u32 kept(int slot) const { return ragged() + 8 + 8 * slot; }
+  __device__ __forceinline__ u32 kept_empty(int slot) const { return kept(kWalkKeptStages + slot); }
 
   /// By one thread.
   __device__ __forceinline__ void init() const {
     for (int i = 0; i < kWalkItemStages; ++i) {
       ptx::mbarrier_init(item(i), 1);
-      ptx::mbarrier_init(item_empty(i), 9);
+      ptx::mbarrier_init(item_empty(i), C.dropout ? 13 : 9);
     }
     for (int i = 0; i < C.query_stages(); ++i) {
       ptx::mbarrier_init(q_full(i), 1);
-      ptx::mbarrier_init(q_empty(i), 2);
+      ptx::mbarrier_init(q_empty(i), 8);
     }
     for (int i = 0; i < kWalkKeyStages; ++i) {
       ptx::mbarrier_init(k_full(i), 1);
@@ -57,6 +61,10 @@ struct WalkBarriers {
       ptx::mbarrier_init(v_empty(i), 8);
     }
     ptx::mbarrier_init(ragged(), 1);
+    for (int i = 0; C.dropout && i < kWalkKeptStages; ++i) {
+      ptx::mbarrier_init(kept(i), 4);
+      ptx::mbarrier_init(kept_empty(i), 8);
+    }
     ptx::fence_mbarrier_init();
   }
 };
@@ -328,6 +336,95 @@ __device__ __forceinline__ void produce_walk_keys(const ForwardWalkSm90Params& p
     slot.next();
   }
   if (pending) load_v();
+}
+
+/// What dropout keeps of a tile's pairs, for one thread: word 4 step + i of P (the operand of steps
+/// of 16 keys) has its two halves in kept[step / 4], after a shift to the left by 7 - step % 4 * 2
+/// - i / 2, as the sign bits of bytes 1 and 3 (i even) or 0 and 2 (i odd).
+using KeptWords = u32[2];
+inline constexpr int kKeptSteps = 4;  // of a word
+
+/// One word, of the thread in whose place the caller is among the 128 of a warpgroup.
+__device__ __forceinline__ u32 draw_kept(const DropoutTile& tile, i32 first_key) {
+  Philox4 words[kKeptSteps];
+  dropout_words(tile, 0, first_key, words);
+  u32 flags = 0;
+#pragma unroll
+  for (int i = 0; i < kKeptSteps; ++i) {
+#pragma unroll
+    for (int piece = 0; piece < 2; ++piece) {
+      const u32 upper = kept_flags(words[i].x[piece], tile.threshold);
+      const u32 lower = kept_flags(words[i].x[2 + piece], tile.threshold);
+      flags = flags >> 1 | (ptx::prmt_b32(lower, upper, 0x7351u) & 0x80808080u);
+    }
+  }
+  return flags;
+}
+/// Dropped pairs of a packed P become 0.
+template <int kSteps>
+__device__ __forceinline__ void drop_words(u32 (&p)[kSteps][4], const KeptWords& kept) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+    for (int piece = 0; piece < 2; ++piece) {
+      const u32 flags = kept[step / kKeptSteps] << (7 - step % kKeptSteps * 2 - piece);
+      p[step][2 * piece] &= ptx::prmt_b32(flags, 0, 0xbb99u);
+      p[step][2 * piece + 1] &= ptx::prmt_b32(flags, 0, 0xaa88u);
+    }
+  }
+}
+
+/// Draws dropout's numbers for all tiles, as far ahead as there are slots. By a warpgroup: warp w
+/// draws for warp w of both others, lane by lane.
+template <ForwardWalkSm90Config C>
+__device__ __forceinline__ void produce_kept(const ForwardWalkSm90Params& params, u32 shared) {
+  static constexpr ForwardWalkSm90Plan kPlan = forward_walk_sm90_plan(C);
+  const WalkBarriers<C> barriers{shared + kPlan.barriers};
+  constexpr int kParts = (C.tile_keys() / 16 + kKeptSteps - 1) / kKeptSteps;
+  const u32 thread = ptx::thread_index() % 128;
+  const bool leader = thread % 32 == 0;
+  RingPlace<kWalkItemStages> slot;
+  RingPlace<kWalkKeptStages> ring;
+  while (true) {
+    const WalkItemPlace at = WalkItemPlace::of<C>(shared, slot.slot());
+    wait_together(barriers.item(slot.slot()), slot.parity());
+    const U32x4 where = ptx::ld_shared_v4(at.numbers + WalkItemLayout::kWhere);
+    if (where.x == 0) return;
+    TileWalk walk{at,
+                  static_cast<i32>(ptx::ld_shared_u32(at.numbers + WalkItemLayout::kWhich + 12))};
+    walk.enter(0);
+    const U32x4 numbers = ptx::ld_shared_v4(at.numbers + WalkItemLayout::kNumbers);
+    i32 low, high;
+    ptx::ld_shared_v2(at.numbers + WalkItemLayout::kKey, low, high);
+    DropoutTile tile{static_cast<u64>(static_cast<u32>(high)) << 32 | static_cast<u32>(low),
+                     params.call.dropout.threshold,
+                     numbers.x,
+                     static_cast<int>(numbers.y),
+                     0,
+                     0};
+    const i32 first_row = static_cast<i32>(numbers.z) + static_cast<i32>(thread / 32) * 16;
+    bool more = where.y != 0 && walk.next<C>();
+    while (more) {
+      wait_together(barriers.kept_empty(ring.slot()), ring.parity() ^ 1);
+      const u32 to = shared + kPlan.kept + static_cast<u32>(ring.slot()) * (256 * 8) + thread * 8;
+      tile.clean_keys = walk.phase;
+#pragma unroll 1
+      for (int part = 0; part < 2 * kParts; ++part) {
+        const int group = part / kParts;
+        tile.first_query = first_row + 64 * group;
+        const i32 keys = 16 * kKeptSteps * (part % kParts);
+        ptx::st_shared_u32(to + static_cast<u32>(group) * (128 * 8) + part % kParts * 4,
+                           draw_kept(tile, walk.tile * C.tile_keys() + keys));
+      }
+      ptx::syncwarp();
+      if (leader) ptx::mbarrier_arrive(barriers.kept(ring.slot()));
+      ring.next();
+      more = walk.next<C>();
+    }
+    ptx::syncwarp();
+    if (leader) ptx::mbarrier_arrive(barriers.item_empty(slot.slot()));
+    slot.next();
+  }
 }
 
 /// Results of rows that hold no token.

@@ -42,7 +42,7 @@ struct DropoutParams {
   unsigned long long offset = 0;
   const i64* state = nullptr;  // [2] seed and offset in device memory, instead of the two above
   unsigned threshold = 0;      // numbers below it drop their pair
-  float keep_scale = 1.0f;     // 1 / (1 - p)
+  float keep_scale = 1.0f;     // 1 / (1 - p), p as rounded there
 };
 
 /// How CTAs find their tile: groups x tiles x pairs of (sample, KV head) in the group x segments x

@@ -339,6 +339,24 @@ __device__ __forceinline__ float min_nan_f32(float x, float y) {
 #endif
 }
 
+// prmt.b32: four bytes of a (0 to 3) and b (4 to 7), one for each of the selector's four lowest
+// hex digits, the lowest byte first; a digit's bit 3 takes the byte's sign bit, eight times.
+__device__ __forceinline__ u32 prmt_b32(u32 a, u32 b, u32 selector) {
+#if defined(STEPWELL_HOST_MODEL)
+  u32 d = 0;
+  for (u32 i = 0; i < 4; ++i) {
+    const u32 digit = selector >> (4 * i) & 15;
+    const u32 byte = (digit % 8 < 4 ? a : b) >> (digit % 4 * 8) & 255;
+    d |= (digit < 8 ? byte : (byte >> 7) * 255) << (8 * i);
+  }
+  return d;
+#else
+  u32 d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+  return d;
+#endif
+}
+
 // Two floats to one register, `lo` in the low half. (PTX names the high half first.)
 template <Element kElement>
 __device__ __forceinline__ u32 cvt_x2_f32(float lo, float hi) {

@@ -31,33 +31,44 @@ __device__ __forceinline__ DropoutTile dropout_tile(const DropoutParams& p, int 
           0};
 }
 
-/// Calls drop(i, j) for each dropped pair s[i][j] of fragments s[column / 8][4], rows `row` on of
-/// the warp, keys `first_key` on (a multiple of 4). Lanes 4 j + {0, 1} and 4 j + {2, 3} need the
-/// same four numbers of a row: the even lane of a pair draws those of the upper row, the odd lane
-/// those of the lower one, and they trade halves.
+/// The numbers of 16 rows from `row` on of the warp and kBlocks blocks of 16 keys from `first_key`
+/// on, both multiples of 16: word 2 r + i has the lane's row r of piece i, one half for each of its
+/// two columns.
+template <int kBlocks>
+__device__ __forceinline__ void dropout_words(const DropoutTile& tile, int row, int first_key,
+                                              Philox4 (&words)[kBlocks]) {
+  const auto lane = static_cast<unsigned>(ptx::thread_index_again()) % 32;
+  const unsigned query = static_cast<unsigned>(tile.first_query + row) / 2 + lane / 4;
+  const unsigned keys = static_cast<unsigned>(first_key) / 4 + lane % 4;
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+    words[i] = {{keys + 4 * i, query, tile.sample_head,
+                 static_cast<unsigned>(2 * tile.segment + tile.clean_keys)}};
+  }
+  philox4x32(words, static_cast<unsigned>(tile.key), static_cast<unsigned>(tile.key >> 32));
+}
+
+/// Bits 15 and 31 say whether the pairs of a word are kept; others may be anything.
+__device__ __forceinline__ u32 kept_flags(u32 word, u32 threshold) {
+  static_assert(kDropoutBits == 15 && kDropoutShift == 16);
+  return (word & 0x7fff7fffu) + (0x8000u - threshold) * 0x10001u;
+}
+
+/// Calls drop(i, j) for each dropped pair s[i][j] of fragments s[column / 8][4], 16 rows from `row`
+/// on of the warp, keys `first_key` on; both are multiples of 16.
 template <int Tiles, class Drop>
 __device__ __forceinline__ void for_each_dropped(const DropoutTile& tile, int row, int first_key,
                                                  Drop&& drop) {
-  const int lane = static_cast<int>(ptx::thread_index()) % 32;
-  const bool odd = lane % 2 != 0;
-  const unsigned query = static_cast<unsigned>(tile.first_query + row + lane / 4 + (odd ? 8 : 0));
-  const unsigned group = static_cast<unsigned>(first_key) / 4 + static_cast<unsigned>(lane) % 4 / 2;
+  static_assert(Tiles % 2 == 0);
 #pragma unroll
-  for (int i = 0; i < Tiles; ++i) {
-    const Philox4 x =
-        philox4x32({{group + 2 * i, query, tile.sample_head,
-                     static_cast<unsigned>(2 * tile.segment + tile.clean_keys)}},
-                   static_cast<unsigned>(tile.key), static_cast<unsigned>(tile.key >> 32));
-    // The even lane keeps words 0 and 1 of the upper row and sends 2 and 3; the odd lane keeps
-    // words 2 and 3 of the lower row and sends 0 and 1.
-    const unsigned got0 = ptx::shfl_xor_u32(odd ? x.x[0] : x.x[2], 1);
-    const unsigned got1 = ptx::shfl_xor_u32(odd ? x.x[1] : x.x[3], 1);
-    const unsigned upper[2] = {odd ? got0 : x.x[0], odd ? got1 : x.x[1]};
-    const unsigned lower[2] = {odd ? x.x[2] : got0, odd ? x.x[3] : got1};
+  for (int i = 0; i < Tiles; i += 2) {
+    Philox4 words[1];
+    dropout_words(tile, row, first_key + 8 * i, words);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      if (upper[j] < tile.threshold) drop(i, j);
-      if (lower[j] < tile.threshold) drop(i, 2 + j);
+    for (int w = 0; w < 4; ++w) {
+      const u32 kept = kept_flags(words[0].x[w], tile.threshold);
+      if ((kept & 0x8000u) == 0) drop(i + w % 2, w / 2 * 2);
+      if ((kept & 0x80000000u) == 0) drop(i + w % 2, w / 2 * 2 + 1);
     }
   }
 }
@@ -68,9 +79,9 @@ template <int Tiles>
 __device__ __forceinline__ u32 dropped_bits(const DropoutTile& tile, int row, int first_key) {
   u32 bits = 0;
 #pragma unroll 1
-  for (int i = 0; i < Tiles; ++i) {
-    for_each_dropped<1>(tile, row, first_key + 8 * i,
-                        [&](int, int j) { bits |= 1u << (4 * i + j); });
+  for (int i = 0; i < Tiles; i += 2) {
+    for_each_dropped<2>(tile, row, first_key + 8 * i,
+                        [&](int k, int j) { bits |= 1u << (4 * (i + k) + j); });
   }
   return bits;
 }

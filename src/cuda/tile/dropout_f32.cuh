@@ -2,38 +2,46 @@
 #pragma once
 
 #include "cuda/tile/dropout.cuh"
-#include "cuda/tile/transpose.cuh"
 
 namespace stepwell::cuda {
 
 /// Which pairs of a lane's kRows x kColumns scores (multiply_f32.cuh) are dropped: bit
 /// i * kColumns + j. `first_row` and `first_column` are those of the warp: queries and keys, or
-/// with kKeyRows keys and queries; the first key is a multiple of 4. Four lanes need one word each
-/// of the same four numbers: each draws for every fourth pair, and they trade.
+/// with kKeyRows keys and queries. A lane's rows are 4 apart and its columns 8: of 4 rows every
+/// second one, and two columns side by side, share their counters.
 template <int kRows, int kColumns, bool kKeyRows>
 __device__ __forceinline__ u32 dropped_bits_f32(const DropoutTile& tile, int first_row,
                                                 int first_column) {
-  const int lane = static_cast<int>(ptx::thread_index()) % 32;
-  constexpr u32 kStride = kKeyRows ? 8 : 1;  // between the lanes of four neighbouring keys
-  const int rank = lane / static_cast<int>(kStride) % 4;
-  constexpr int kPairs = kRows * kColumns;
+  static_assert(kRows == 4 || kRows < 3);
+  constexpr int kSharedRows = kRows == 4 ? 2 : 1;
+  constexpr int kSharedColumns = kColumns % 2 == 0 ? 2 : 1;
+  constexpr int kAcross = kColumns / kSharedColumns;
+  const auto lane = static_cast<unsigned>(ptx::thread_index()) % 32;
   u32 bits = 0;
 #pragma unroll 1
-  for (int base = 0; base < kPairs; base += 4) {
-    const int pair = kPairs % 4 == 0 ? base + rank : (base + rank) % kPairs;
-    const int row = first_row + pair / kColumns * 4;
-    const int column = first_column + pair % kColumns * 8;
-    const int key = kKeyRows ? row : column + lane % 8 / 4 * 4;
-    const int query = kKeyRows ? column + lane % 8 : row + lane / 8;
-    const Philox4 x =
-        philox4x32({{static_cast<unsigned>(key) / 4, static_cast<unsigned>(query), tile.sample_head,
-                     static_cast<unsigned>(2 * tile.segment + tile.clean_keys)}},
+  for (int group = 0; group < kRows / kSharedRows * kAcross; ++group) {
+    const int i = group / kAcross;
+    const int j = group % kAcross * kSharedColumns;
+    const auto row = static_cast<unsigned>(first_row + 4 * i) + lane / 8;
+    const auto column = static_cast<unsigned>(first_column + 8 * j) + lane % 8;
+    const unsigned key = kKeyRows ? row : column;
+    const unsigned query = kKeyRows ? column : row;
+    const Philox4 words =
+        philox4x32(dropout_counter(key, query, tile.sample_head,
+                                   static_cast<unsigned>(2 * tile.segment + tile.clean_keys)),
                    static_cast<unsigned>(tile.key), static_cast<unsigned>(tile.key >> 32));
-    u32 word[4] = {x.x[0], x.x[1], x.x[2], x.x[3]};
-    transpose_quad<kStride>(word);
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      if (word[m] < tile.threshold) bits |= 1u << (base + m);
+    for (int a = 0; a < kSharedRows; ++a) {
+#pragma unroll
+      for (int b = 0; b < kSharedColumns; ++b) {
+        const unsigned at = kKeyRows ? dropout_word(key + 8 * a, query + 8 * b)
+                                     : dropout_word(key + 8 * b, query + 8 * a);
+        const u32 low = (at & 1) != 0 ? words.x[1] : words.x[0];
+        const u32 high = (at & 1) != 0 ? words.x[3] : words.x[2];
+        const u32 word = (at & 2) != 0 ? high : low;
+        const u32 number = word >> (key % 2 * kDropoutShift) & kDropoutMask;
+        if (number < tile.threshold) bits |= 1u << ((i + 2 * a) * kColumns + j + b);
+      }
     }
   }
   return bits;

@@ -32,11 +32,17 @@ struct RowBases {
 };
 
 /// What sums of P may reach before a row's reference moves. bf16 has the exponents of float32:
-/// with 2^32, |v| may be 2^80 and O stays finite (2^12 instead of 2^32: 0 to 20 % slower, the
-/// larger the scores). In f16 P itself must stay below 65504.
+/// with 2^32, |v| may be 2^80 and O stays finite. In f16 P itself must stay below 65504.
 template <Element kElement>
 __device__ __forceinline__ float sum_limit() {
   return kElement == Element::kBFloat16 ? 4294967296.0f : 32768.0f;
+}
+/// How far above the row's maximum a reference is put, in units of log 2: this and the limit
+/// together are what later keys may exceed it by. A first tile may show a row 4 keys only, whose
+/// maximum says little where scores are large. In f16 small P would be denormal.
+template <Element kElement>
+__device__ __forceinline__ float headroom() {
+  return kElement == Element::kBFloat16 ? 24.0f : 0.0f;
 }
 
 /// The tile's maximum of row r, 0 or 1 of the lane's two; -inf where nothing is visible.
@@ -54,11 +60,11 @@ __device__ __forceinline__ float tile_maximum(const float (&s)[kPieces][4], int 
   return ptx::max_f32(top, ptx::shfl_xor_f32(top, 2));
 }
 
-/// Moves references of rows to their maxima so far, this tile's included, where `moves` is set; it
-/// is for rows whose reference is -inf. `rescale` is what O is multiplied with (the sums are
+/// Moves references of rows above their maxima so far, this tile's included, where `moves` is set;
+/// it is for rows whose reference is -inf. `rescale` is what O is multiplied with (the sums are
 /// multiplied here), `subtract` what exponents of this tile take off: the reference, or 0 where S
 /// has lost its base here. kFirst: the rows have seen nothing yet.
-template <bool kFirst, int kPieces>
+template <Element kElement, bool kFirst, int kPieces>
 __device__ __forceinline__ void move_references(float (&s)[kPieces][4], RunningRow (&rows)[2],
                                                 const bool (&moves)[2], float scale_log2,
                                                 RowBases bases, float (&rescale)[2],
@@ -80,7 +86,8 @@ __device__ __forceinline__ void move_references(float (&s)[kPieces][4], RunningR
     if (based[r]) top[r] = ptx::max_f32(top[r], old_base[r]);
     const float product = ptx::mul_rn_f32(top[r], scale_log2);
     const float before = rows[r].reference;
-    const float reference = !moves[r] ? before : based[r] ? product : ptx::max_f32(before, product);
+    const float target = product + headroom<kElement>();
+    const float reference = !moves[r] ? before : based[r] ? target : ptx::max_f32(before, target);
     nothing[r] = reference == minus_infinity();
     large[r] = !nothing[r] && (reference > kLargestReference || reference < -kLargestReference);
     if constexpr (!kFirst) {
@@ -121,12 +128,12 @@ __device__ __forceinline__ void move_references(float (&s)[kPieces][4], RunningR
 }
 
 /// s becomes P against the rows' maxima so far. For the tiles that need a mask, which come first.
-template <bool kFirst, int kPieces>
+template <Element kElement, bool kFirst, int kPieces>
 __device__ __forceinline__ void softmax_of_masked(float (&s)[kPieces][4], RunningRow (&rows)[2],
                                                   float scale_log2, RowBases bases,
                                                   float (&rescale)[2]) {
   float subtract[2];
-  move_references<kFirst>(s, rows, {true, true}, scale_log2, bases, rescale, subtract);
+  move_references<kElement, kFirst>(s, rows, {true, true}, scale_log2, bases, rescale, subtract);
   float even[2] = {0.0f, 0.0f};
   float odd[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -183,7 +190,7 @@ __device__ __forceinline__ bool softmax_ahead(u32 (&p)[kPieces / 2][4], float (&
       any |= ptx::shfl_xor_u32(any, 2);
       moves[r] = any != 0;
     }
-    move_references<false>(s, rows, moves, scale_log2, bases, rescale, subtract);
+    move_references<kElement, false>(s, rows, moves, scale_log2, bases, rescale, subtract);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) rows[r].sum += sum[r];
@@ -214,8 +221,14 @@ __device__ __forceinline__ void finish_rows(const RunningRow (&rows)[2], float (
     sum += ptx::shfl_xor_f32(sum, 2);
     const bool sees_nothing = sum == 0.0f;  // a NaN sum is not 0 and passes on
     inverse[r] = sees_nothing ? 0.0f : ptx::rcp_approx(sum);
-    lse[r] = sees_nothing ? minus_infinity()
-                          : (rows[r].reference + ptx::lg2_approx(sum)) * 0.6931471805599453f;
+    // The sum's exponent goes to the reference, which headroom() has moved: exact, and lg2.approx
+    // is best near 1.
+    const u32 bits = ptx::bits_of(sum);
+    const float exponent = static_cast<float>(static_cast<int>(bits >> 23 & 255) - 127);
+    const float mantissa = ptx::float_of((bits & 0x007fffffu) | 0x3f800000u);
+    const float log2_sum = rows[r].reference + exponent + ptx::lg2_approx(mantissa);
+    const float poison = sum - sum;  // 0, or NaN for a sum that is no number
+    lse[r] = sees_nothing ? minus_infinity() : (log2_sum + poison) * 0.6931471805599453f;
   }
 }
 
