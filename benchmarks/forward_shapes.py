@@ -109,7 +109,7 @@ def main() -> None:
             for name, call in calls.items():
                 times[name].append(milliseconds(call))
         repeated = repeats(calls[BASE])
-    result = {**report.environment("cuda", 1), "date": datetime.date.today().isoformat()}
+    result = {**report.environment("cuda", args.rounds), "date": datetime.date.today().isoformat()}
     result["cases"] = {}
     for name, of_rounds in times.items():
         ms = statistics.median(of_rounds)

@@ -18,6 +18,11 @@ std::string describe_persistent(const AttentionKernel& kernel, int threads) {
   return fmt::format("{}, {} warps, persistent CTAs", spec_of(kernel).name, threads / 32);
 }
 
+/// Of a kernel that would have come first on this GPU.
+std::string because(const char* kernel, Refusal refusal, const DeviceLimits& limits) {
+  return limits.warpgroups ? fmt::format("; not {}: {}", kernel, refusal) : "";
+}
+
 bool is_f32(const AttentionProblem& problem) { return problem.dtype == DType::kFloat32; }
 
 template <typename Params>
@@ -163,10 +168,13 @@ std::string describe_forward(const AttentionProblem& problem, const DeviceLimits
   }
   if (forward_walk_sm90_takes(problem, limits)) {
     const ForwardWalkSm90Config config = forward_walk_sm90_config(traits_of(problem));
-    return "cuda " + describe_persistent(ForwardWalkSm90Kernel{config}, config.threads());
+    return "cuda " + describe_persistent(ForwardWalkSm90Kernel{config}, config.threads()) +
+           because("attention_forward_sm90", refusal_of_forward_sm90(problem, limits), limits);
   }
   const ForwardConfig config = forward_config(traits_of(problem), limits);
-  return "cuda " + describe(ForwardKernel{config}, config.warps, config.ctas_per_sm);
+  return "cuda " + describe(ForwardKernel{config}, config.warps, config.ctas_per_sm) +
+         because("attention_forward_walk_sm90", refusal_of_forward_walk_sm90(problem, limits),
+                 limits);
 }
 
 std::string describe_backward(const AttentionProblem& problem, const DeviceLimits& limits) {
@@ -185,7 +193,8 @@ std::string describe_backward(const AttentionProblem& problem, const DeviceLimit
     const BackwardDqConfig dq = backward_dq_config(traits, limits);
     text += "; " + describe(BackwardDqKernel{dq}, dq.warps, dq.ctas_per_sm);
   }
-  return text;
+  return text +
+         because("attention_backward_sm90", refusal_of_backward_sm90(problem, limits), limits);
 }
 
 }  // namespace stepwell::cuda

@@ -54,9 +54,11 @@ QuerySums finish_sums(const AttentionProblem& problem, const BackwardSm90Config&
 
 }  // namespace
 
-bool backward_sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits) {
-  return sm90_takes(problem, limits) && !problem.layout.packed() && !problem.deterministic &&
-         has_map(problem, problem.halves[0].dout, problem.heads_q);
+Refusal refusal_of_backward_sm90(const AttentionProblem& problem, const DeviceLimits& limits) {
+  if (const Refusal refusal = refusal_of_sm90(problem, limits)) return refusal;
+  if (problem.layout.packed()) return "packed samples";
+  if (problem.deterministic) return "deterministic";
+  return has_map(problem, problem.halves[0].dout, problem.heads_q) ? nullptr : kNoTensorMap;
 }
 
 BackwardSm90Config backward_sm90_config(const AttentionProblem& problem) {

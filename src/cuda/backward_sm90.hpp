@@ -6,12 +6,16 @@
 #include "core/problem.hpp"
 #include "cuda/attention/backward_sm90_config.hpp"
 #include "cuda/launcher.hpp"
+#include "cuda/refusal.hpp"
 
 namespace stepwell::cuda {
 
-/// Whether the kernel does this problem on a GPU of these limits: sm90_takes(), and not
-/// deterministic. Other problems are attention_backward_sm80's.
-bool backward_sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits);
+/// Why the kernel does not do this problem on a GPU of these limits: refusal_of_sm90(), packed
+/// samples, deterministic. Other problems are attention_backward_sm80's.
+Refusal refusal_of_backward_sm90(const AttentionProblem& problem, const DeviceLimits& limits);
+inline bool backward_sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits) {
+  return refusal_of_backward_sm90(problem, limits) == nullptr;
+}
 
 /// Of a problem that it takes.
 BackwardSm90Config backward_sm90_config(const AttentionProblem& problem);

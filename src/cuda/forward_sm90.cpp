@@ -21,13 +21,17 @@ std::int64_t packed_strips(const AttentionProblem& problem) {
 
 }  // namespace
 
-bool forward_sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits) {
+Refusal refusal_of_forward_sm90(const AttentionProblem& problem, const DeviceLimits& limits) {
+  if (const Refusal refusal = refusal_of_sm90(problem, limits)) return refusal;
   // The clean strip waits while the noisy one is at keys of its own half: two tiles at most.
-  if (problem.layout.mask.block_size > kSm90TileKeys) return false;
-  const bool few = !problem.layout.packed() ||
-                   packed_strips(problem) <= std::numeric_limits<std::int32_t>::max();
-  return sm90_takes(problem, limits) && few && problem.softmax_scale >= 0.0 &&
-         has_map(problem, problem.halves[0].out, problem.heads_q);
+  if (problem.layout.mask.block_size > kSm90TileKeys) return "blocks of more than 128 tokens";
+  if (problem.softmax_scale < 0.0) return "a negative softmax_scale";
+  if ((problem.layout.packed() &&
+       packed_strips(problem) > std::numeric_limits<std::int32_t>::max()) ||
+      !has_map(problem, problem.halves[0].out, problem.heads_q)) {
+    return kNoTensorMap;
+  }
+  return nullptr;
 }
 
 ForwardSm90Config forward_sm90_config(const AttentionProblem& problem) {

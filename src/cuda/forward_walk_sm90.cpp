@@ -27,19 +27,23 @@ bool has_forward_walk_sm90(const KernelTraits& traits) {
          (!traits.dropout || std::max(traits.head_dim, traits.head_dim_v) <= 192);
 }
 
-bool forward_walk_sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits) {
-  if (!limits.warpgroups || !has_forward_walk_sm90(traits_of(problem))) return false;
-  if (problem.softmax_scale < 0.0 && problem.softcap == 0.0) return false;
+Refusal refusal_of_forward_walk_sm90(const AttentionProblem& problem, const DeviceLimits& limits) {
+  if (problem.dtype == DType::kFloat32) return "float32";
+  if (!limits.warpgroups) return kNoWarpgroups;
+  if (!has_forward_walk_sm90(traits_of(problem))) return "dropout with a head dim past 192";
+  if (problem.softmax_scale < 0.0 && problem.softcap == 0.0) {
+    return "a negative softmax_scale without softcap";
+  }
   for (const Half half : {Half::kNoisy, Half::kClean}) {
     const HalfTensors& tensors = problem.half(half);
     if (!fits(problem, tensors.q, half, false, problem.heads_q) ||
         !fits(problem, tensors.out, half, false, problem.heads_q) ||
         !fits(problem, tensors.k, half, true, problem.heads_kv) ||
         !fits(problem, tensors.v, half, true, problem.heads_kv)) {
-      return false;
+      return kNoTensorMap;
     }
   }
-  return true;
+  return nullptr;
 }
 
 ForwardWalkSm90Config forward_walk_sm90_config(const KernelTraits& traits) {

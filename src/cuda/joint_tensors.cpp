@@ -13,25 +13,38 @@ using geometry::Packing;
 
 constexpr int kSlabDims = 64;  // of a slab in shared memory
 
-bool is_joint_of_one_view(const AttentionProblem& problem) {
+/// Of the mask and the layout.
+Refusal not_joint_of_one_view(const AttentionProblem& problem) {
   const geometry::Layout& layout = problem.layout;
   const geometry::SampleMask& mask = layout.mask;
-  return problem.dtype != DType::kFloat32 && layout.packing != Packing::kSplit &&
-         layout.joint_rows <= std::numeric_limits<std::int32_t>::max() && mask.num_views == 1 &&
-         mask.clean_window == 0 && mask.origin == 0 && mask.block_ranges == nullptr &&
-         layout.origins == nullptr &&
-         (mask.clean == CleanRule::kBlock || mask.clean == CleanRule::kCausal);
+  if (layout.packing == Packing::kSplit || mask.num_views == 0 ||
+      (mask.clean != CleanRule::kBlock && mask.clean != CleanRule::kCausal)) {
+    return "not a joint [noisy | clean] layout with block diffusion's mask";
+  }
+  if (mask.num_views > 1) return "more than one view";
+  if (mask.clean_window > 0) return "a window";
+  if (mask.origin != 0 || layout.origins != nullptr) return "blocks that do not start at 0";
+  if (mask.block_ranges != nullptr) return "a table of blocks";
+  return nullptr;
 }
 
 }  // namespace
 
-bool sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits) {
-  const bool dims = problem.head_dim <= 128 && problem.head_dim_v <= 128;
+Refusal refusal_of_sm90(const AttentionProblem& problem, const DeviceLimits& limits) {
   const HalfTensors& tensors = problem.halves[0];  // joint: those of both halves
-  return limits.warpgroups && is_joint_of_one_view(problem) && dims && problem.softcap == 0.0 &&
-         problem.dropout_p == 0.0 && has_map(problem, tensors.q, problem.heads_q) &&
-         has_map(problem, tensors.k, problem.heads_kv) &&
-         has_map(problem, tensors.v, problem.heads_kv);
+  if (problem.dtype == DType::kFloat32) return "float32";
+  if (!limits.warpgroups) return kNoWarpgroups;
+  if (const Refusal refusal = not_joint_of_one_view(problem)) return refusal;
+  if (problem.softcap != 0.0) return "softcap";
+  if (problem.dropout_p != 0.0) return "dropout";
+  if (std::max(problem.head_dim, problem.head_dim_v) > 128) return "a head dim past 128";
+  if (problem.layout.joint_rows > std::numeric_limits<std::int32_t>::max() ||
+      !has_map(problem, tensors.q, problem.heads_q) ||
+      !has_map(problem, tensors.k, problem.heads_kv) ||
+      !has_map(problem, tensors.v, problem.heads_kv)) {
+    return kNoTensorMap;
+  }
+  return nullptr;
 }
 
 int sm90_head_dim(const AttentionProblem& problem) {

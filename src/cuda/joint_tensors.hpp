@@ -6,14 +6,15 @@
 #include "core/problem.hpp"
 #include "cuda/limits.hpp"
 #include "cuda/maps.hpp"
+#include "cuda/refusal.hpp"
 #include "cuda/tensor_map.hpp"
 
 namespace stepwell::cuda {
 
-/// What all kernels for sm_90a need: a GPU with warpgroups, a joint layout of one view, blocks from
-/// position 0, clean rows that see blocks or their past, 16 bits, head dims up to 128, q, k and v
-/// that tensor maps can describe, no softcap and no dropout.
-bool sm90_takes(const AttentionProblem& problem, const DeviceLimits& limits);
+/// Why kernels of joint layouts do not take a problem. They need a GPU with warpgroups, a joint
+/// layout of one view, blocks from position 0, clean rows that see blocks or their past, 16 bits,
+/// head dims up to 128, q, k and v that tensor maps can describe, no softcap and no dropout.
+Refusal refusal_of_sm90(const AttentionProblem& problem, const DeviceLimits& limits);
 
 /// Of those kernels: 64 or 128, at least those of q, k and v.
 int sm90_head_dim(const AttentionProblem& problem);

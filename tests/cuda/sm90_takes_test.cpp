@@ -3,7 +3,9 @@
 
 #include <functional>
 #include <ostream>
+#include <string>
 
+#include "cuda/backend.hpp"
 #include "cuda/backward_sm90.hpp"
 #include "cuda/forward_sm90.hpp"
 #include "cuda/problems.hpp"
@@ -122,6 +124,56 @@ TEST(Sm90, DeterministicIsOfTheForwardPassAlone) {
   problem.deterministic = true;
   EXPECT_TRUE(forward_sm90_takes(problem, kHopper));
   EXPECT_FALSE(backward_sm90_takes(problem, kHopper));
+}
+
+// Plans say why a kernel that would have come first does not take them.
+TEST(Refusals, AreInDescriptions) {
+  const auto forward_of = [](const Change& change, Heads heads = kHeads) {
+    AttentionProblem problem = batched_problem(3, 300, 1, heads);
+    change(problem);
+    return describe_forward(problem, kHopper);
+  };
+  const auto says = [](const std::string& text, const std::string& what) {
+    const std::size_t at = text.find("; not ");
+    EXPECT_EQ(at == std::string::npos ? "" : text.substr(at), what) << text;
+  };
+  says(forward_of([](AttentionProblem&) {}), "");
+  const std::string strips = "; not attention_forward_sm90: ";
+  says(forward_of([](AttentionProblem& p) { p.layout.mask.block_size = 129; }),
+       strips + "blocks of more than 128 tokens");
+  says(forward_of([](AttentionProblem& p) { p.layout.mask.num_views = 2; }),
+       strips + "more than one view");
+  says(forward_of([](AttentionProblem& p) { p.layout.mask.clean_window = 8; }),
+       strips + "a window");
+  says(forward_of([](AttentionProblem& p) { p.layout.origins = array(4096); }),
+       strips + "blocks that do not start at 0");
+  says(forward_of([](AttentionProblem& p) { p.softcap = 20.0; }), strips + "softcap");
+  says(forward_of([](AttentionProblem& p) { p.dropout_p = 0.1; }), strips + "dropout");
+  says(forward_of([](AttentionProblem&) {}, {8, 2, 128, 136}), strips + "a head dim past 128");
+  const std::string walk = "; not attention_forward_walk_sm90: ";
+  says(forward_of([](AttentionProblem& p) { p.softmax_scale = -1.0; }),
+       walk + "a negative softmax_scale without softcap");
+  says(forward_of([](AttentionProblem& p) { p.dropout_p = 0.1; }, {8, 2, 256, 256}),
+       walk + "dropout with a head dim past 192");
+  says(forward_of([](AttentionProblem& p) { p.halves[0].q.row_stride += 4; }),
+       walk +
+           "tensors that TMA cannot copy (strides not of 16 bytes, 0 or negative, or too many "
+           "rows)");
+  const auto backward_of = [](const Change& change) {
+    AttentionProblem problem = batched_problem(3, 300, 1, kHeads);
+    change(problem);
+    return describe_backward(problem, kHopper);
+  };
+  says(backward_of([](AttentionProblem&) {}), "");
+  says(backward_of([](AttentionProblem& p) { p.dropout_p = 0.1; }),
+       "; not attention_backward_sm90: dropout");
+  says(describe_backward(interleaved_problem(2, 300, kHeads), kHopper),
+       "; not attention_backward_sm90: packed samples");
+  // Where no such kernel can run, and in float32, there is nothing to say.
+  says(describe_forward(batched_problem(3, 300, 1, kHeads), limits_of(8, 0)), "");
+  AttentionProblem exact = batched_problem(3, 300, 1, kHeads);
+  exact.dtype = DType::kFloat32;
+  says(describe_forward(exact, kHopper), "");
 }
 
 }  // namespace

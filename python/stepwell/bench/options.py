@@ -88,7 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="auto: the GPU where torch has one (default)")  # fmt: skip
     add("--list", action="store_true", help="print the names of the cases and their peers, and end")
     add("--explain", action="store_true",
-        help="print the kernels that each case runs, and end")  # fmt: skip
+        help="print the kernels that each case runs and why, and end")  # fmt: skip
     add("--case", action="append", metavar="NAME",
         help="measure this case; * stands for anything; repeatable (default: all)")  # fmt: skip
     add("--quick", action="store_true", help="a few cases only")
