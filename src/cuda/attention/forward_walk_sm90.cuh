@@ -17,10 +17,10 @@
 //
 // SHARED MEMORY: queries (two stages up to head dim 128, then one); K and V, two stages each of
 // 128, 96 or 64 keys at head dims to 128, 192 and 256; the rows' intervals of two items; what rows
-// with very large scores need; items, tiles and barriers.
+// with very large scores need; items, tiles, with dropout what is kept of four tiles, and barriers.
 //
 // BARRIERS: mbarriers are those of WalkBarriers. Named barriers 1 and 2: the turns of the two
-// warpgroups on the tensor cores (256 threads); 3 and 4: within a warpgroup (128).
+// warpgroups on the tensor cores (256 threads).
 //
 // REGISTERS of a consumer at head dim 128: O 64, S 64, P 32 (the operand of the product in flight),
 // 32 more (the P being packed), about 30 others. At 192 and 256 O takes what S and P leave.
@@ -28,6 +28,10 @@
 // A STEP: issue S = Q K_j^T; issue O += P V_(j-1); wait for S, release K; cap, mask, exponentials
 // against the maxima so far (tile/running_softmax.cuh), packed to the other P while the second
 // product runs; wait for O, release V; swap the two P.
+// BETWEEN ITEMS, where there are two stages of queries, the next item's first S is issued with this
+// item's last product. Where there is one, it is released with an item's last S, and the next
+// queries arrive during its last softmax, its last product and its output, which goes straight to
+// memory.
 #pragma once
 
 #include "cuda/attention/forward_walk_sm90_producers.cuh"
