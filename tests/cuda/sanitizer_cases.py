@@ -136,6 +136,7 @@ KERNELS: dict[str, Callable] = {
     "bf16 softcap dim 64": lambda: batched(64, softcap=3.0),
     "bf16 softcap dim 128": lambda: batched(128, softcap=3.0),
     "bf16 dropout dim 64": lambda: batched(64, dropout_p=0.2, dropout_seed=3),
+    "bf16 dropout dim 192": lambda: batched(192, dropout_p=0.2, dropout_seed=3),
     "bf16 softcap dropout dim 128": lambda: batched(
         128, softcap=3.0, dropout_p=0.2, dropout_seed=3
     ),

@@ -38,6 +38,10 @@ std::vector<Modelled> modelled() {
     if (head_dim != head_dim_v || head_dim == 64) continue;
     list.push_back({{head_dim, head_dim_v, Element::kBFloat16, false, false, true}, true});
   }
+  // Tiles of 128 and of 96 keys, and one stage of queries.
+  list.push_back({{128, 128, Element::kBFloat16, true, false}, false});
+  list.push_back({{128, 128, Element::kBFloat16, false, true}, false});
+  list.push_back({{192, 192, Element::kBFloat16, false, true}, false});
   list.push_back({{64, 64, Element::kBFloat16, true, false, true}, false});
   list.push_back({{64, 64, Element::kBFloat16, false, true, true}, false});
   list.push_back({{64, 64, Element::kBFloat16, true, true, true}, false});

@@ -157,6 +157,26 @@ TEST(RunningSoftmax, ScoresOfAllSizes) {
   }
 }
 
+// What a reference above the maximum costs small scores: a row of one key has the log-sum-exp of
+// its score, to a few roundings of numbers below 8.
+TEST(RunningSoftmax, SmallScoresKeepTheirLogSumExp) {
+  for (const double scale : {0.0, 1e-3, 0.3, 3.0}) {
+    Tiles tiles = random_tiles(3, scale, 0.0);
+    for (auto& tile : tiles.scores) {
+      for (auto& row : tile) std::fill(row.begin() + 1, row.end(), kHidden);
+    }
+    for (std::size_t t = 1; t < tiles.scores.size(); ++t) {
+      for (auto& row : tiles.scores[t]) row[0] = kHidden;
+    }
+    const Rows want = expected(tiles, 0.125f);
+    const Rows got = computed<Element::kBFloat16>(tiles, 0.125f, kRaces);
+    for (int r = 0; r < kRows; ++r) {
+      if (want.lse[r] == kHidden) continue;
+      EXPECT_NEAR(got.lse[r], want.lse[r], 3e-7) << "row " << r << " scale " << scale;
+    }
+  }
+}
+
 TEST(RunningSoftmax, RowsThatSeeNothing) {
   Tiles tiles = random_tiles(1, 1.0, 0.0);
   tiles.scores.resize(2);

@@ -346,6 +346,24 @@ void add_walks(std::vector<Case>& cases) {
   c.softcap = 3.0;
   c.dropout_seed = 11;
   add(c);
+  // Several items of head dims with other tiles, gaps between the tiles, and rows that see nothing.
+  c = batched("walk_dropout_dim192", blocks(24), 300);
+  diffusion(c).clean_window = 72;
+  c.dropout_p = 0.3;
+  c.dropout_seed = 12;
+  add(c, 192);
+  c = one_sequence("walk_dropout_rows_without_keys", window(40, 0), 300, 300);
+  c.q_offset = 200;
+  c.seqused_kv = {300, 90};
+  c.dropout_p = 0.3;
+  c.dropout_seed = 13;
+  add(c, 128);
+  c = one_sequence("walk_dropout_packed", sequence(SequenceMask::Kind::kCausal), 0, 0, 4);
+  c.packed = true;
+  c.lengths = c.clean_lengths = {200, 0, 65, 130};
+  c.dropout_p = 0.3;
+  c.dropout_seed = 14;
+  add(c, 128);
   c = one_sequence("walk_large_logits", sequence(SequenceMask::Kind::kFull), 200, 400, 1);
   c.input_scale = 20.0;
   add(c);

@@ -200,7 +200,9 @@ struct WalkConsumer {
   /// Caps, to half of 1 + tanh, and masks.
   __device__ __forceinline__ void prepare_scores(float (&s)[kPieces][4], const Tile& at) const {
     if constexpr (C.softcap) {
-      cap_scores_by_half(s, params.call.softcap_scale * -2.885390081777927f);
+      // Finite, or a score of 0 would make NaN.
+      const float factor = params.call.softcap_scale * -2.885390081777927f;
+      cap_scores_by_half(s, ptx::max_f32(-ptx::max_f32(-factor, -kLargestFloat), -kLargestFloat));
     }
     if (!at.masked) return;
     const u32 bounds = place().bounds +

@@ -42,8 +42,8 @@ __device__ __forceinline__ void dropout_words(const DropoutTile& tile, int row, 
   const unsigned keys = static_cast<unsigned>(first_key) / 4 + lane % 4;
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) {
-    words[i] = {{keys + 4 * i, query, tile.sample_head,
-                 static_cast<unsigned>(2 * tile.segment + tile.clean_keys)}};
+    words[i] = Philox4{{keys + 4 * i, query, tile.sample_head,
+                        static_cast<unsigned>(2 * tile.segment + tile.clean_keys)}};
   }
   philox4x32(words, static_cast<unsigned>(tile.key), static_cast<unsigned>(tile.key >> 32));
 }

@@ -31,18 +31,19 @@ struct RowBases {
   __device__ __forceinline__ u32 mine() const { return first + ptx::thread_index_again() * 8; }
 };
 
-/// What sums of P may reach before a row's reference moves. bf16 has the exponents of float32:
-/// with 2^32, |v| may be 2^80 and O stays finite. In f16 P itself must stay below 65504.
+/// What sums of P may reach before a row's reference moves. bf16 has the exponents of float32: with
+/// 2^49 |v| may be 2^60 and O stays finite. In f16 P itself must stay below 65504.
 template <Element kElement>
 __device__ __forceinline__ float sum_limit() {
-  return kElement == Element::kBFloat16 ? 4294967296.0f : 32768.0f;
+  return kElement == Element::kBFloat16 ? 562949953421312.0f : 32768.0f;
 }
 /// How far above the row's maximum a reference is put, in units of log 2: this and the limit
 /// together are what later keys may exceed it by. A first tile may show a row 4 keys only, whose
-/// maximum says little where scores are large. In f16 small P would be denormal.
+/// maximum says little where scores are large. More would round the exponents of small scores more
+/// coarsely, and with them the log-sum-exp; in f16 small P would be denormal.
 template <Element kElement>
 __device__ __forceinline__ float headroom() {
-  return kElement == Element::kBFloat16 ? 24.0f : 0.0f;
+  return kElement == Element::kBFloat16 ? 7.0f : 0.0f;
 }
 
 /// The tile's maximum of row r, 0 or 1 of the lane's two; -inf where nothing is visible.

@@ -8,6 +8,7 @@
 namespace stepwell::cuda {
 
 __device__ __forceinline__ float minus_infinity() { return ptx::float_of(0xff800000u); }
+inline constexpr float kLargestFloat = 3.40282347e38f;
 
 /// Two rows' running state.
 struct RowState {
