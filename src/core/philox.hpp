@@ -71,7 +71,7 @@ inline constexpr unsigned kDropoutMask = (1u << kDropoutBits) - 1;
 /// 1 - 2^-15 where it is not 0.
 constexpr unsigned dropout_threshold(double p) {
   if (!(p > 0.0)) return 0;
-  const auto nearest = static_cast<unsigned>(p * (1u << kDropoutBits) + 0.5);
+  const unsigned nearest = (static_cast<unsigned>(p * (2u << kDropoutBits)) + 1) / 2;
   return nearest < 1 ? 1 : nearest > kDropoutMask ? kDropoutMask : nearest;
 }
 
