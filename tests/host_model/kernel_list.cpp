@@ -140,6 +140,7 @@ std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
           cuda::ForwardWalkSm90Kernel{{head_dim, Element::kBFloat16, false, false}});
     }
     kernels.emplace_back(cuda::ForwardWalkSm90Kernel{{64, Element::kBFloat16, true, true}});
+    kernels.emplace_back(cuda::ForwardWalkSm90Kernel{{128, Element::kBFloat16, true, false}});
     return kernels;
   }
   if (family == "backward_sm90") {

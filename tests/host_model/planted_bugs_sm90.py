@@ -976,6 +976,10 @@ WALK_CASES = [
     "walk_packed",
     "walk_split",
     "walk_rows_without_keys",
+    "walk_softcap",
+    "walk_softcap_small",
+    "walk_softcap_window",
+    "walk_softcap_blocks",
     "walk_dropout",
     "walk_large_logits",
     "walk_dim256",
@@ -986,7 +990,7 @@ WALK_CASES = [
 # Of a step.
 WALK_STEP_WAITS = (
     "ptx::wgmma_wait_group<1>(s); release_k(); if (last) release_queries();"
-    " prepare_scores(s, at); const bool moved ="
+    " const bool moved ="
 )
 WALK_BUGS = [
     {
@@ -1031,7 +1035,7 @@ WALK_BUGS = [
         "name": "no wait for S",
         "path": WALK,
         "old": WALK_STEP_WAITS,
-        "new": "release_k(); if (last) release_queries(); prepare_scores(s, at);"
+        "new": "release_k(); if (last) release_queries();"
         " const bool moved =",
     },
     {
@@ -1039,14 +1043,14 @@ WALK_BUGS = [
         "path": WALK,
         "old": WALK_STEP_WAITS,
         "new": "release_k(); ptx::wgmma_wait_group<1>(s); if (last) release_queries();"
-        " prepare_scores(s, at); const bool moved =",
+        " const bool moved =",
     },
     {
         "name": "queries released while they are read",
         "path": WALK,
         "old": WALK_STEP_WAITS,
         "new": "if (last) release_queries(); ptx::wgmma_wait_group<1>(s); release_k();"
-        " prepare_scores(s, at); const bool moved =",
+        " const bool moved =",
     },
     {
         "name": "no wait for O",
@@ -1218,6 +1222,24 @@ WALK_BUGS = [
         "path": WALK,
         "old": "write_unused_rows(p);",
         "new": "",
+    },
+    {
+        "name": "the cap's polynomial without its offset",
+        "path": RUNNING,
+        "old": "{rows[0].reference - offset, rows[1].reference - offset}",
+        "new": "{rows[0].reference, rows[1].reference}",
+    },
+    {
+        "name": "the cap's polynomial where references have to move",
+        "path": RUNNING,
+        "old": "fails = fails || !(sum[r] <= sum_limit<kElement>());",
+        "new": "",
+    },
+    {
+        "name": "the cap's polynomial for tiles with a mask",
+        "path": WALK,
+        "old": "if (!at.masked && are_small",
+        "new": "if (are_small",
     },
     {
         "name": "P not rescaled to what is kept",

@@ -202,5 +202,111 @@ TEST(RunningSoftmax, NaNComesThrough) {
   }
 }
 
+/// The same with a soft cap, of tanh(score * kCapScale), as the walk kernel has it: the tiles with
+/// hidden keys by special functions, the others by the polynomial where it holds.
+constexpr double kCapScale = 0.1;
+
+template <Element kElement>
+Rows computed_with_cap(const Tiles& tiles, float cap_log2, const host_model::Options& options,
+                       int& by_polynomial) {
+  Rows rows;
+  by_polynomial = 0;
+  const auto cap = cuda::CapPolynomial::of(cap_log2, kCapScale);
+  host_model::launch({1}, 32, 1024, options, [&] {
+    const RowBases bases{ptx::shared_base()};
+    const int row = static_cast<int>(lane()) / 4;
+    const int column = static_cast<int>(lane()) % 4 * 2;
+    RunningRow state[2];
+    float rescale[2] = {1.0f, 1.0f};
+    double out[2] = {};
+    for (std::size_t t = 0; t < tiles.scores.size(); ++t) {
+      float s[kPieces][4], raw[kPieces][4];
+      for (int i = 0; i < kPieces; ++i) {
+        for (int j = 0; j < 4; ++j) {
+          raw[i][j] = s[i][j] =
+              static_cast<float>(tiles.scores[t][row + j / 2 * 8][8 * i + column + j % 2]);
+        }
+      }
+      u32 p[kPieces / 2][4];
+      bool moved = false;
+      if (t >= 2 && cuda::are_small<kElement>(state, cap, cap_log2) &&
+          cuda::softmax_capped<kElement>(p, s, state, cap, cap_log2)) {
+        if (lane() == 0) ++by_polynomial;
+      } else {
+        cuda::cap_scores_by_half(s, static_cast<float>(-2.0 / std::log(2.0) * kCapScale));
+        for (int i = 0; i < kPieces; ++i) {
+          for (int j = 0; j < 4; ++j) {
+            if (std::isinf(raw[i][j])) s[i][j] = raw[i][j];
+          }
+        }
+        if (t == 0) {
+          cuda::softmax_of_masked<kElement, true>(s, state, 2.0f * cap_log2, bases, rescale);
+          cuda::pack<kElement>(p, s);
+        } else {
+          moved = cuda::softmax_ahead<kElement>(p, s, state, 2.0f * cap_log2, bases, rescale);
+        }
+      }
+      for (int r = 0; r < 2; ++r) {
+        if (moved) out[r] *= rescale[r];
+        for (int i = 0; i < kPieces; ++i) {
+          const u32 pair = p[i / 2][i % 2 * 2 + r];
+          const auto& values = tiles.values[t];
+          out[r] += ptx::low_f32<kElement>(pair) * values[8 * i + column] +
+                    ptx::high_f32<kElement>(pair) * values[8 * i + column + 1];
+        }
+      }
+    }
+    cuda::settle_references(state, 2.0f * cap_log2, bases);
+    float inverse[2], lse[2];
+    for (RunningRow& of : state) of.reference -= cap_log2;
+    cuda::finish_rows(state, inverse, lse);
+    for (int r = 0; r < 2; ++r) {
+      rows.out[row + 8 * r] += out[r] * inverse[r];
+      rows.lse[row + 8 * r] = lse[r];
+    }
+  });
+  return rows;
+}
+
+template <Element kElement>
+void check_cap(double scale, double trend, float cap_log2, int at_least, int at_most) {
+  std::uint64_t seed = 1;
+  for (const host_model::Options& options : all_options()) {
+    const Tiles tiles = random_tiles(seed++, scale, trend);
+    Tiles capped = tiles;
+    for (auto& tile : capped.scores) {
+      for (auto& row : tile) {
+        for (double& score : row) {
+          if (score != kHidden) score = std::tanh(score * kCapScale);
+        }
+      }
+    }
+    const Rows want = expected(capped, cap_log2);
+    int by_polynomial;
+    const Rows got = computed_with_cap<kElement>(tiles, cap_log2, options, by_polynomial);
+    EXPECT_GE(by_polynomial, at_least) << scale;
+    EXPECT_LE(by_polynomial, at_most) << scale;
+    for (int r = 0; r < kRows; ++r) {
+      EXPECT_NEAR(got.out[r], want.out[r], 0.01) << "row " << r << " scale " << scale;
+      EXPECT_NEAR(got.lse[r], want.lse[r], 1e-5 + 1e-6 * std::abs(want.lse[r])) << "row " << r;
+    }
+  }
+}
+
+TEST(RunningSoftmax, SoftCapOfScoresOfAllSizes) {
+  for (const float cap_log2 : {0.5f, 20.0f, 60.0f}) {
+    SCOPED_TRACE(cap_log2);
+    // Of six tiles the last four may take the polynomial.
+    check_cap<Element::kBFloat16>(0.01, 0.0, cap_log2, 3, 4);
+    check_cap<Element::kBFloat16>(3.0, 0.0, cap_log2, 3, 4);
+    check_cap<Element::kFloat16>(3.0, 0.0, cap_log2, 3, 4);
+    check_cap<Element::kBFloat16>(30.0, 0.0, cap_log2, 0, 0);
+    check_cap<Element::kFloat16>(30.0, 0.0, cap_log2, 0, 0);
+    // Larger from tile to tile, and smaller: below zero in the end.
+    check_cap<Element::kBFloat16>(0.7, 0.5, cap_log2, 1, 3);
+    check_cap<Element::kBFloat16>(0.7, -0.5, cap_log2, 1, 3);
+  }
+}
+
 }  // namespace
 }  // namespace stepwell::testing

@@ -52,6 +52,8 @@ struct WalkConsumer {
   static constexpr int kOutPieces = C.head_dim / 8;       // of O
   static constexpr u32 kSlabBytes = C.tile_keys() * 128;  // of K and V
   static constexpr u32 kStripSlabBytes = 64 * 128;
+  /// Where there are registers for it.
+  static constexpr bool kCapPolynomial = C.softcap && !C.dropout && C.head_dim <= 128;
 
   /// What the key producer says of a tile.
   struct Tile {
@@ -197,6 +199,10 @@ struct WalkConsumer {
 
   // ---- scores
 
+  /// Of what prepare_scores() leaves.
+  __device__ __forceinline__ float scale_log2() const {
+    return (C.softcap ? 2.0f : 1.0f) * params.call.scale_log2;
+  }
   /// Caps, to half of 1 + tanh, and masks.
   __device__ __forceinline__ void prepare_scores(float (&s)[kPieces][4], const Tile& at) const {
     if constexpr (C.softcap) {
@@ -216,6 +222,18 @@ struct WalkConsumer {
       spans.end[r] -= first;
     }
     mask_spans<0, kPieces>(s, spans);
+  }
+  /// Scores become P, packed; returns whether O must be multiplied with `rescale`.
+  __device__ __forceinline__ bool softmax(u32 (&p)[kSteps][4], float (&s)[kPieces][4],
+                                          const Tile& at) {
+    if constexpr (kCapPolynomial) {
+      if (!at.masked && are_small<C.element>(rows, params.cap, params.call.scale_log2) &&
+          softmax_capped<C.element>(p, s, rows, params.cap, params.call.scale_log2)) {
+        return false;
+      }
+    }
+    prepare_scores(s, at);
+    return softmax_ahead<C.element>(p, s, rows, scale_log2(), bases, rescale);
   }
   /// Dropped pairs of a packed P become 0; the sums have them.
   __device__ __forceinline__ void drop(u32 (&p)[kSteps][4]) {
@@ -287,7 +305,6 @@ struct WalkConsumer {
 
 template <ForwardWalkSm90Config C>
 __device__ __forceinline__ void WalkConsumer<C>::run() {
-  const float scale_log2 = (C.softcap ? 2.0f : 1.0f) * params.call.scale_log2;
   if (group == 1) ptx::bar_arrive(1, 256);  // the upper rows have the first turn
   u32 p0[kSteps][4], p1[kSteps][4];         // P of the product in flight, and of the next
   bool last;                                // of the tile at hand: whether it is the item's last
@@ -311,7 +328,7 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
         release_k();
         if (last) release_queries();
         prepare_scores(s, at);
-        softmax_of_masked<C.element, true>(s, rows, scale_log2, bases, rescale);
+        softmax_of_masked<C.element, true>(s, rows, scale_log2(), bases, rescale);
         pack<C.element>(p0, s);
         drop(p0);
       } else {
@@ -333,8 +350,7 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
         ptx::wgmma_wait_group<1>(s);
         release_k();
         if (last) release_queries();
-        prepare_scores(s, at);
-        const bool moved = softmax_ahead<C.element>(next, s, rows, scale_log2, bases, rescale);
+        const bool moved = softmax(next, s, at);
         drop(next);
         ptx::wgmma_wait_group<0>(o, in_flight);
         release_v();
@@ -356,7 +372,7 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
 
     // ---- between items
     const int slot = static_cast<int>((item.count - 1) % kWalkItemStages);
-    if (sees) settle_references(rows, scale_log2, bases);
+    if (sees) settle_references(rows, scale_log2(), bases);
     RunningRow done[2] = {rows[0], rows[1]};
     more = fetch();
     begun = C.query_stages() > 1 && sees && more && sees_keys();
@@ -377,7 +393,7 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
       release_k();
       if (last) release_queries();
       prepare_scores(s, at);
-      softmax_of_masked<C.element, true>(s, rows, scale_log2, bases, rescale);
+      softmax_of_masked<C.element, true>(s, rows, scale_log2(), bases, rescale);
       ptx::wgmma_wait_group<0>(o, p0);
       release_v();
       store(done, slot);

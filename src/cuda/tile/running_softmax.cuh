@@ -9,6 +9,7 @@
 // 530 at head dim 128, and 8 to 16 % of the forward pass (one H200, bf16).
 #pragma once
 
+#include "cuda/attention/cap_polynomial.hpp"
 #include "cuda/ptx/sm80.cuh"
 #include "cuda/tile/softmax.cuh"
 
@@ -196,6 +197,66 @@ __device__ __forceinline__ bool softmax_ahead(u32 (&p)[kPieces / 2][4], float (&
 #pragma unroll
   for (int r = 0; r < 2; ++r) rows[r].sum += sum[r];
   return moved;
+}
+
+/// The largest of `x` and the bits of two numbers that are not negative.
+__device__ __forceinline__ int max_of_three(int x, float y, float z) {
+  const int bits_y = static_cast<int>(ptx::bits_of(y));
+  const int bits_z = static_cast<int>(ptx::bits_of(z));
+  const int larger = x > bits_y ? x : bits_y;
+  return larger > bits_z ? larger : bits_z;
+}
+
+/// Whether softmax_capped() is worth trying: where a row had larger scores before, more are likely.
+template <Element kElement>
+__device__ __forceinline__ bool are_small(const RunningRow (&rows)[2], const CapPolynomial& cap,
+                                          float offset) {
+  const float top = cap.largest + headroom<kElement>() + offset;
+  return ptx::ballot(rows[0].reference > top || rows[1].reference > top) == 0;
+}
+
+/// P of a tile without a mask, packed, of scores that are not capped yet, against the rows'
+/// references less `offset`. Returns false, with nothing added to the sums, where a score is too
+/// large for the polynomial or a reference has to move.
+template <Element kElement, int kPieces>
+__device__ __forceinline__ bool softmax_capped(u32 (&p)[kPieces / 2][4],
+                                               const float (&s)[kPieces][4], RunningRow (&rows)[2],
+                                               const CapPolynomial& cap, float offset) {
+  const float subtract[2] = {rows[0].reference - offset, rows[1].reference - offset};
+  float even[2] = {0.0f, 0.0f};
+  float odd[2] = {0.0f, 0.0f};
+  int largest = 0;  // bits of s^2, in the order of its values; those of NaN are above all
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float of[2];
+      float square[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float x = s[i][2 * r + j];
+        square[j] = x * x;
+        const float slope =
+            ptx::fma_f32(square[j], ptx::fma_f32(square[j], cap.c2, cap.c1), cap.c0);
+        of[j] = ptx::ex2_approx(ptx::fma_f32(x, slope, -subtract[r]));
+      }
+      largest = max_of_three(largest, square[0], square[1]);
+      p[i / 2][i % 2 * 2 + r] = ptx::cvt_x2_f32<kElement>(of[0], of[1]);
+      even[r] += of[0];
+      odd[r] += of[1];
+    }
+  }
+  bool fails = largest > static_cast<int>(ptx::bits_of(cap.limit));
+  float sum[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    sum[r] = even[r] + odd[r];
+    fails = fails || !(sum[r] <= sum_limit<kElement>());
+  }
+  if (ptx::ballot(fails) != 0) return false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) rows[r].sum += sum[r];
+  return true;
 }
 
 /// References of rows that have a base, in the end: in units of log 2, as the others are.
