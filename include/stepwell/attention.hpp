@@ -92,7 +92,7 @@ struct AttentionArgs {
 
   std::optional<double> softmax_scale;  ///< default 1 / sqrt(dim)
   double softcap = 0.0;                 ///< scores become softcap * tanh(score / softcap); 0: none
-  double dropout_p = 0.0;               ///< in [0, 1), rounded to a multiple of 2^-15
+  double dropout_p = 0.0;               ///< in [0, 1), rounded to a multiple of 1/256, at least one
   std::uint64_t dropout_seed = 0;       ///< the same seed and offset give the same mask in backward
   std::uint64_t dropout_offset = 0;
   Tensor dropout_state;  ///< int64 `[2]` (seed, offset) on the device, instead of the two numbers

@@ -278,7 +278,7 @@ def diffusion_attn_func(
         num_views: noisy copies ahead of one clean half that they share, each seeing itself only.
         softcap: scores become softcap * tanh(score / softcap) after scaling; 0: unchanged.
         dropout_p: probability that a visible pair is dropped after the softmax, in [0, 1); rounded
-            to a multiple of 2^-15, at least one.
+            to a multiple of 1/256, at least one.
         dropout_seed: an integer of 64 bits; or an int64 tensor ``(2,)`` of seed and offset on the
             device of q, which captured graphs may change between replays; or None: drawn from
             torch's generator (torch.manual_seed makes it reproducible). Backward drops the same

@@ -2,20 +2,20 @@
 // (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011). Includes nothing, for
 // host and device code.
 //
-// A (query, key) pair owns one 15-bit number that depends on nothing but the seed, the offset and
-// the pair's place in its sample, so that every tiling, layout, backend and pass agrees on it.
-// Eight pairs share one counter: queries q and q + 8, and keys k, k + 1, k + 8 and k + 9 of blocks
-// of 16, which are what one lane holds of a tensor core's 16 x 16 accumulators.
+// A (query, key) pair owns one 8-bit number that depends on nothing but the seed, the offset and
+// the pair's place in its sample, so that every tiling, layout, backend and pass agrees on it. A
+// group of 32 pairs shares eight words of 32 bits, two counters' worth: word b has bit b of every
+// number, so that all 32 are compared with the threshold at once. The groups are queries q and q +
+// 8 of 16 and the 16 keys of 64 that one lane holds of a tensor core's accumulators.
 //
 //   key      seed and offset, mixed
-//   counter  (4 (key / 16) + key % 8 / 2, 8 (query / 16) + query % 8, sample * heads_q + head,
-//            2 * query segment + key half)
-//   word     2 (query / 8 % 2) + key / 8 % 2
-//   bits     0 to 14 for even keys, 16 to 30 for odd ones
+//   counter  (4 (key / 64) + key % 8 / 2, sample * heads_q + head, 8 (query / 16) + query % 8,
+//            4 * query segment + 2 * key half + {0 for bits 0 to 3, 1 for bits 4 to 7})
+//   bit      16 (key % 2) + 8 (query / 8 % 2) + key / 8 % 8 of each word
 //
 // with the query segment the noisy view's number or num_views for clean rows, and the key half 0
-// for noisy keys (of the row's own view) and 1 for clean keys. A pair is kept when its number is at
-// least dropout_threshold(p).
+// for noisy keys (of the row's own view) and 1 for clean keys. A pair is dropped when its number is
+// below dropout_threshold(p). Of the first two rounds most depends on the key or the query alone.
 #pragma once
 
 namespace stepwell {
@@ -62,17 +62,16 @@ constexpr unsigned long long dropout_key(unsigned long long seed, unsigned long 
   return z;
 }
 
-/// Bits of a number, and where the odd key's begins in its word.
-inline constexpr int kDropoutBits = 15;
-inline constexpr int kDropoutShift = 16;
-inline constexpr unsigned kDropoutMask = (1u << kDropoutBits) - 1;
+/// Bits of a number.
+inline constexpr int kDropoutBits = 8;
 
-/// Numbers below this drop their pair; p in [0, 1) is rounded to a multiple of 2^-15, from 2^-15 to
-/// 1 - 2^-15 where it is not 0.
+/// Numbers below this drop their pair; p in [0, 1) is rounded to a multiple of 2^-8, from 2^-8 to
+/// 1 - 2^-8 where it is not 0.
 constexpr unsigned dropout_threshold(double p) {
+  constexpr unsigned kLargest = (1u << kDropoutBits) - 1;
   if (!(p > 0.0)) return 0;
   const unsigned nearest = (static_cast<unsigned>(p * (2u << kDropoutBits)) + 1) / 2;
-  return nearest < 1 ? 1 : nearest > kDropoutMask ? kDropoutMask : nearest;
+  return nearest < 1 ? 1 : nearest > kLargest ? kLargest : nearest;
 }
 
 /// The factor of kept pairs: 1 / (1 - p), with p as rounded there, so that means stay as they were.
@@ -81,25 +80,42 @@ constexpr double dropout_keep_scale(double p) {
   return kAll / (kAll - dropout_threshold(p));
 }
 
-/// The counter of a pair.
+/// The counter of bits 0 to 3 (part 0) or 4 to 7 (part 1) of a pair's group. `segment_pair`: twice
+/// the query segment plus the key half.
 constexpr Philox4 dropout_counter(unsigned key_index, unsigned query_index, unsigned sample_head,
-                                  unsigned segment_pair) {
-  return {{key_index / 16 * 4 + key_index % 8 / 2, query_index / 16 * 8 + query_index % 8,
-           sample_head, segment_pair}};
+                                  unsigned segment_pair, unsigned part) {
+  return {{key_index / 64 * 4 + key_index % 8 / 2, sample_head,
+           query_index / 16 * 8 + query_index % 8, 2 * segment_pair + part}};
 }
-/// The word of a pair among its counter's four.
-constexpr unsigned dropout_word(unsigned key_index, unsigned query_index) {
-  return query_index / 8 % 2 * 2 + key_index / 8 % 2;
+/// The pair's bit in the words of its group.
+constexpr unsigned dropout_bit(unsigned key_index, unsigned query_index) {
+  return key_index % 2 * 16 + query_index / 8 % 2 * 8 + key_index / 8 % 8;
+}
+
+/// Which pairs of a group are dropped: their numbers are below the threshold, found from the lowest
+/// bit up.
+constexpr unsigned dropped_pairs(const Philox4& low, const Philox4& high, unsigned threshold) {
+  unsigned below = 0;
+  for (int bit = 0; bit < kDropoutBits; ++bit) {
+    const unsigned word = bit < 4 ? low.x[bit & 3] : high.x[bit & 3];
+    const unsigned ones = 0u - (threshold >> bit & 1u);
+    below = (~word & (below | ones)) | (below & ones);
+  }
+  return below;
 }
 
 /// The pair's number.
 constexpr unsigned dropout_number(unsigned long long key, unsigned key_index, unsigned query_index,
                                   unsigned sample_head, unsigned segment_pair) {
-  const Philox4 words =
-      philox4x32(dropout_counter(key_index, query_index, sample_head, segment_pair),
-                 static_cast<unsigned>(key), static_cast<unsigned>(key >> 32));
-  return words.x[dropout_word(key_index, query_index)] >> (key_index % 2 * kDropoutShift) &
-         kDropoutMask;
+  const unsigned bit = dropout_bit(key_index, query_index);
+  unsigned number = 0;
+  for (unsigned part = 0; part < 2; ++part) {
+    const Philox4 words =
+        philox4x32(dropout_counter(key_index, query_index, sample_head, segment_pair, part),
+                   static_cast<unsigned>(key), static_cast<unsigned>(key >> 32));
+    for (unsigned i = 0; i < 4; ++i) number |= (words.x[i] >> bit & 1u) << (4 * part + i);
+  }
+  return number;
 }
 
 }  // namespace stepwell

@@ -48,7 +48,7 @@ struct BackwardScratch {
   float* dout;             // [kBackwardTileQ][dim_v]
   float* p;                // [kBackwardTileQ][kBackwardTileKv]: S, then P
   float* ds;               // [kBackwardTileQ][kBackwardTileKv]: dP, then dS
-  std::uint32_t* dropout;  // [kBackwardTileQ][kBackwardTileKv]
+  std::uint32_t* dropped;  // [kBackwardTileQ][kBackwardTileKv]
 
   BackwardScratch(float* base, int head_dim, int head_dim_v)
       : dim(static_cast<std::size_t>(padded_columns(head_dim))),
@@ -63,11 +63,11 @@ struct BackwardScratch {
     dout = q + kBackwardTileQ * dim;
     p = dout + kBackwardTileQ * dim_v;
     ds = p + kBackwardTileQ * kBackwardTileKv;
-    dropout = reinterpret_cast<std::uint32_t*>(ds + kBackwardTileQ * kBackwardTileKv);
+    dropped = reinterpret_cast<std::uint32_t*>(ds + kBackwardTileQ * kBackwardTileKv);
   }
 
   const float* end() const {
-    return reinterpret_cast<const float*>(dropout + kBackwardTileQ * kBackwardTileKv);
+    return reinterpret_cast<const float*>(dropped + kBackwardTileQ * kBackwardTileKv);
   }
 };
 
@@ -122,7 +122,7 @@ inline void scores_of_panel(const BackwardContext& context, const QuerySegment& 
                             geometry::Interval keys, std::size_t column, bool masked) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
-  const WordTag dw;
+  const hn::RebindToUnsigned<FloatTag> dw;
   const std::size_t lanes = hn::Lanes(d);
   const BackwardScratch& scratch = context.scratch;
   const std::size_t stride = kBackwardTileKv;
@@ -178,8 +178,8 @@ inline void scores_of_panel(const BackwardContext& context, const QuerySegment& 
       const FloatVec p = hn::Mul(exp2_of_score(s, scale, lse), factor);
       FloatVec kept = p;
       if (dropout.active) {
-        const auto number = hn::LoadU(dw, scratch.dropout + i * stride + column + n);
-        const auto dropped = hn::RebindMask(d, hn::Lt(number, hn::Set(dw, dropout.threshold)));
+        const auto flags = hn::LoadU(dw, scratch.dropped + i * stride + column + n);
+        const auto dropped = hn::RebindMask(d, hn::Ne(flags, hn::Zero(dw)));
         const FloatVec keep_scale = hn::IfThenZeroElse(dropped, hn::Set(d, dropout.keep_scale));
         kept = hn::Mul(p, keep_scale);
         dp = hn::Mul(dp, keep_scale);
@@ -209,8 +209,8 @@ inline void backward_tile(const BackwardContext& context, const QuerySegment& se
   load_tile(segment.dout, rows.begin, row_count, static_cast<std::size_t>(problem.head_dim_v),
             scratch.dout, scratch.dim_v);
   if (context.part.dropout.active) {
-    dropout_by_query(segment.dropout, keys.begin, kBackwardTileKv, rows.begin, rows.size(),
-                     scratch.dropout, stride);
+    dropout_by_query(segment.dropout, context.part.dropout.threshold, keys.begin, kBackwardTileKv,
+                     rows.begin, rows.size(), scratch.dropped, stride);
   }
 
   geometry::Interval columns{0, 0};  // keys of the tile that any panel has seen

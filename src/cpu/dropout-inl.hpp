@@ -1,4 +1,4 @@
-// Dropout numbers of whole tiles: core/philox.hpp on vectors.
+// What dropout drops of whole tiles: core/philox.hpp on vectors.
 
 #if defined(STEPWELL_CPU_DROPOUT_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef STEPWELL_CPU_DROPOUT_INL_HPP
@@ -16,9 +16,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace stepwell::cpu::HWY_NAMESPACE {
 
-using WordTag = hn::RebindToUnsigned<FloatTag>;
-using WordVec = hn::Vec<WordTag>;
-
 /// The numbers of a tile depend on these beside the key and query indices.
 struct DropoutStream {
   std::uint64_t key;
@@ -27,14 +24,14 @@ struct DropoutStream {
 };
 
 /// high and low halves of the 64-bit products a * b, lane by lane.
-HWY_INLINE void multiply_words(WordVec a, WordVec b, WordVec& high, WordVec& low) {
-  const WordTag d;
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void multiply_words(D d, V a, V b, V& high, V& low) {
 #if HWY_TARGET == HWY_SCALAR  // has no wider lanes
   const std::uint64_t product = std::uint64_t{hn::GetLane(a)} * hn::GetLane(b);
   low = hn::Set(d, static_cast<std::uint32_t>(product));
   high = hn::Set(d, static_cast<std::uint32_t>(product >> 32));
 #else
-  const hn::RepartitionToWide<WordTag> wide;
+  const hn::RepartitionToWide<D> wide;
   const auto even = hn::MulEven(a, b);
   const auto odd = hn::MulEven(hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(wide, a))),
                                hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(wide, b))));
@@ -43,14 +40,14 @@ HWY_INLINE void multiply_words(WordVec a, WordVec b, WordVec& high, WordVec& low
 #endif
 }
 
-HWY_INLINE void philox_words(WordVec (&x)[4], std::uint64_t key) {
-  const WordTag d;
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void philox_words(D d, V (&x)[4], std::uint64_t key) {
   std::uint32_t key0 = static_cast<std::uint32_t>(key);
   std::uint32_t key1 = static_cast<std::uint32_t>(key >> 32);
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    WordVec a_high, a_low, b_high, b_low;
-    multiply_words(x[0], hn::Set(d, 0xD2511F53u), a_high, a_low);
-    multiply_words(x[2], hn::Set(d, 0xCD9E8D57u), b_high, b_low);
+    V a_high, a_low, b_high, b_low;
+    multiply_words(d, x[0], hn::Set(d, 0xD2511F53u), a_high, a_low);
+    multiply_words(d, x[2], hn::Set(d, 0xCD9E8D57u), b_high, b_low);
     x[0] = hn::Xor(hn::Xor(b_high, x[1]), hn::Set(d, key0));
     x[1] = b_low;
     x[2] = hn::Xor(hn::Xor(a_high, x[3]), hn::Set(d, key1));
@@ -60,86 +57,102 @@ HWY_INLINE void philox_words(WordVec (&x)[4], std::uint64_t key) {
   }
 }
 
-/// The two numbers of each word: of even keys and of odd ones.
-struct DropoutNumbers {
-  WordVec even;
-  WordVec odd;
+/// Queries q and q + 8 of a block of 16 and a block of 64 keys: words[8 * pair + q] are what is
+/// dropped of the group of keys 2 pair + {0, 1, 8, 9, ...}, bits as dropout_bit() says.
+struct DroppedBlock {
+  HWY_ALIGN std::uint32_t words[32];
 };
-HWY_INLINE DropoutNumbers dropout_numbers(WordVec word) {
-  const WordTag d;
-  const WordVec mask = hn::Set(d, kDropoutMask);
-  return {hn::And(word, mask), hn::And(hn::ShiftRight<kDropoutShift>(word), mask)};
+HWY_INLINE void draw_dropped(const DropoutStream& stream, std::uint32_t key_block,
+                             std::uint32_t query_block, std::uint32_t threshold,
+                             DroppedBlock& block) {
+  const hn::CappedTag<std::uint32_t, 8> d;  // lanes are queries side by side
+  const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d));
+  for (std::uint32_t i = 0; i < 32; i += lanes) {
+    auto below = hn::Zero(d);
+    for (std::uint32_t part = 0; part < 2; ++part) {
+      hn::Vec<decltype(d)> x[4] = {
+          hn::Set(d, 4 * key_block + i / 8), hn::Set(d, stream.sample_head),
+          hn::Iota(d, 8 * query_block + i % 8), hn::Set(d, 2 * stream.segment_pair + part)};
+      philox_words(d, x, stream.key);
+      for (std::uint32_t bit = 0; bit < 4; ++bit) {
+        const auto ones = hn::Set(d, 0u - (threshold >> (4 * part + bit) & 1u));
+        below = hn::Or(hn::AndNot(x[bit], hn::Or(below, ones)), hn::And(below, ones));
+      }
+    }
+    hn::Store(below, d, block.words + i);
+  }
 }
 
-/// numbers[(k - key_begin) * queries + i] for keys [key_begin, key_end) and queries query_begin +
-/// i, i in [0, queries). Lanes are counters of neighbouring queries: of 8 in each block of 16.
-inline void dropout_by_key(const DropoutStream& stream, std::int32_t key_begin,
-                           std::int32_t key_end, std::int32_t query_begin, std::int32_t queries,
-                           std::uint32_t* numbers) {
-  const WordTag d;
+/// dropped[(k - key_begin) * queries + i] is not 0 where the pair of key k in [key_begin, key_end)
+/// and query query_begin + i, i in [0, queries), is dropped.
+inline void dropout_by_key(const DropoutStream& stream, std::uint32_t threshold,
+                           std::int32_t key_begin, std::int32_t key_end, std::int32_t query_begin,
+                           std::int32_t queries, std::uint32_t* dropped) {
+  const hn::CappedTag<std::uint32_t, 8> d;
   const auto lanes = static_cast<std::int32_t>(hn::Lanes(d));
-  const std::int32_t run = lanes < 8 ? lanes : 8;  // queries side by side
-  HWY_ALIGN std::uint32_t row[hn::MaxLanes(d)];
-  const auto store = [&](WordVec of_lanes, std::int32_t k, std::int32_t first, std::int32_t upper) {
-    if (k < key_begin || k >= key_end) return;
-    hn::Store(of_lanes, d, row);
-    std::uint32_t* const to = numbers + static_cast<std::ptrdiff_t>(k - key_begin) * queries;
-    for (std::int32_t lane = 0; lane < lanes; lane += run) {
-      const std::int32_t counter = first + lane;
-      const std::int32_t i = counter / 8 * 16 + counter % 8 + 8 * upper - query_begin;
-      const std::int32_t from = i < 0 ? -i : 0;
-      const std::int32_t end = queries - i < run ? queries - i : run;
-      for (std::int32_t j = from; j < end; ++j) to[i + j] = row[lane + j];
-    }
-  };
-  const std::int32_t first_counter = query_begin / 16 * 8;
-  const std::int32_t end_counter = (query_begin + queries + 15) / 16 * 8;
-  for (std::int32_t block = key_begin & ~15; block < key_end; block += 16) {
-    for (std::int32_t k = block; k < block + 8; k += 2) {
-      if (k + 9 < key_begin || k >= key_end) continue;
-      for (std::int32_t q = first_counter; q < end_counter; q += lanes) {
-        WordVec x[4] = {hn::Set(d, static_cast<std::uint32_t>(block / 4 + k % 8 / 2)),
-                        hn::Iota(d, static_cast<std::uint32_t>(q)), hn::Set(d, stream.sample_head),
-                        hn::Set(d, stream.segment_pair)};
-        philox_words(x, stream.key);
-        for (std::int32_t w = 0; w < 4; ++w) {
-          const DropoutNumbers of = dropout_numbers(x[w]);
-          store(of.even, k + w % 2 * 8, q, w / 2);
-          store(of.odd, k + w % 2 * 8 + 1, q, w / 2);
+  DroppedBlock block;
+  HWY_ALIGN std::uint32_t row[8];
+  for (std::int32_t query = query_begin & ~15; query < query_begin + queries; query += 16) {
+    for (std::int32_t key = key_begin & ~63; key < key_end; key += 64) {
+      draw_dropped(stream, static_cast<std::uint32_t>(key / 64),
+                   static_cast<std::uint32_t>(query / 16), threshold, block);
+      const std::int32_t first = key < key_begin ? key_begin : key;
+      const std::int32_t end = key + 64 < key_end ? key + 64 : key_end;
+      for (std::int32_t k = first; k < end; ++k) {
+        std::uint32_t* const to = dropped + static_cast<std::ptrdiff_t>(k - key_begin) * queries;
+        const std::uint32_t* const words = block.words + k % 8 / 2 * 8;
+        for (std::int32_t half = 0; half < 2; ++half) {
+          const std::int32_t begin = query + 8 * half - query_begin;
+          if (begin + 8 <= 0 || begin >= queries) continue;
+          const auto bit = hn::Set(d, 1u << dropout_bit(static_cast<std::uint32_t>(k),
+                                                        static_cast<std::uint32_t>(8 * half)));
+          const bool whole = begin >= 0 && begin + 8 <= queries;
+          std::uint32_t* const at = whole ? to + begin : row;
+          for (std::int32_t i = 0; i < 8; i += lanes) {
+            hn::StoreU(hn::And(hn::Load(d, words + i), bit), d, at + i);
+          }
+          if (whole) continue;
+          for (std::int32_t i = 0; i < 8; ++i) {
+            if (begin + i >= 0 && begin + i < queries) to[begin + i] = row[i];
+          }
         }
       }
     }
   }
 }
 
-/// numbers[q * stride + k - key_begin] for queries query_begin + q, q in [0, queries), and keys
-/// key_begin + [0, keys), both multiples of 16. Lanes are counters of neighbouring keys: of 4 in
-/// each block of 16.
-inline void dropout_by_query(const DropoutStream& stream, std::int32_t key_begin, std::int32_t keys,
-                             std::int32_t query_begin, std::int32_t queries, std::uint32_t* numbers,
-                             std::size_t stride) {
-  const WordTag d;
-  const auto lanes = static_cast<std::int32_t>(hn::Lanes(d));
-  const std::int32_t run = lanes < 4 ? lanes : 4;  // counters of keys side by side
-  HWY_ALIGN std::uint32_t row[2 * hn::MaxLanes(d)];
-  const std::int32_t first_counter = query_begin / 16 * 8;
-  const std::int32_t end_counter = (query_begin + queries + 15) / 16 * 8;
-  for (std::int32_t counter = first_counter; counter < end_counter; ++counter) {
-    const std::int32_t lower = counter / 8 * 16 + counter % 8 - query_begin;
-    for (std::int32_t k = 0; k < keys / 4; k += lanes) {
-      WordVec x[4] = {hn::Iota(d, static_cast<std::uint32_t>(key_begin / 4 + k)),
-                      hn::Set(d, static_cast<std::uint32_t>(counter)),
-                      hn::Set(d, stream.sample_head), hn::Set(d, stream.segment_pair)};
-      philox_words(x, stream.key);
-      for (std::int32_t w = 0; w < 4; ++w) {
-        const std::int32_t q = lower + 8 * (w / 2);
+/// dropped[q * stride + k - key_begin] of queries query_begin + q, q in [0, queries), and keys
+/// key_begin + [0, keys), both multiples of 8: not 0 for dropped pairs.
+inline void dropout_by_query(const DropoutStream& stream, std::uint32_t threshold,
+                             std::int32_t key_begin, std::int32_t keys, std::int32_t query_begin,
+                             std::int32_t queries, std::uint32_t* dropped, std::size_t stride) {
+  const hn::CappedTag<std::uint32_t, 8> d;  // lanes are keys side by side
+  const std::int32_t lanes = static_cast<std::int32_t>(hn::Lanes(d));
+  DroppedBlock block;
+  for (std::int32_t query = query_begin & ~15; query < query_begin + queries; query += 16) {
+    for (std::int32_t key = key_begin & ~63; key < key_begin + keys; key += 64) {
+      draw_dropped(stream, static_cast<std::uint32_t>(key / 64),
+                   static_cast<std::uint32_t>(query / 16), threshold, block);
+      const std::int32_t first = key < key_begin ? key_begin : key;
+      const std::int32_t end = key + 64 < key_begin + keys ? key + 64 : key_begin + keys;
+      for (std::int32_t half = 0; half < 16; ++half) {
+        const std::int32_t q = query + half - query_begin;
         if (q < 0 || q >= queries) continue;
-        const DropoutNumbers of = dropout_numbers(x[w]);
-        hn::StoreInterleaved2(of.even, of.odd, d, row);
-        std::uint32_t* const to = numbers + static_cast<std::size_t>(q) * stride;
-        for (std::int32_t lane = 0; lane < lanes && k + lane < keys / 4; lane += run) {
-          const std::int32_t at = (k + lane) / 4 * 16 + (k + lane) % 4 * 2 + w % 2 * 8;
-          for (std::int32_t j = 0; j < 2 * run; ++j) to[at + j] = row[2 * lane + j];
+        HWY_ALIGN std::uint32_t words[8];
+        HWY_ALIGN std::uint32_t bits[8];
+        for (std::int32_t i = 0; i < 8; ++i) {
+          words[i] = block.words[i / 2 * 8 + half % 8];
+          bits[i] =
+              1u << dropout_bit(static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(half));
+        }
+        std::uint32_t* const to = dropped + static_cast<std::size_t>(q) * stride - key_begin;
+        for (std::int32_t i = 0; i < 8; i += lanes) {
+          const auto of_lanes = hn::Load(d, words + i);
+          const auto lowest = hn::Load(d, bits + i);
+          for (std::int32_t k = first; k < end; k += 8) {
+            const auto bit = hn::ShiftLeftSame(lowest, k / 8 % 8);
+            hn::StoreU(hn::And(of_lanes, bit), d, to + k + i);
+          }
         }
       }
     }

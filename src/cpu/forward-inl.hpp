@@ -45,7 +45,7 @@ struct ForwardScratch {
   float* rescale;           // [kPanel]
   std::int32_t* key_begin;  // [kForwardTileQ] keys that each row sees
   std::int32_t* key_end;
-  std::uint32_t* dropout;  // [kForwardTileKv][kPanel]
+  std::uint32_t* dropped;  // [kForwardTileKv][kPanel]
 
   ForwardScratch(float* base, int head_dim, int head_dim_v) {
     q_transposed = base;
@@ -58,11 +58,11 @@ struct ForwardScratch {
     rescale = row_sum + kForwardTileQ;
     key_begin = reinterpret_cast<std::int32_t*>(rescale + kPanel);
     key_end = key_begin + kForwardTileQ;
-    dropout = reinterpret_cast<std::uint32_t*>(key_end + kForwardTileQ);
+    dropped = reinterpret_cast<std::uint32_t*>(key_end + kForwardTileQ);
   }
 
   const float* end() const {
-    return reinterpret_cast<const float*>(dropout + kForwardTileKv * kPanel);
+    return reinterpret_cast<const float*>(dropped + kForwardTileKv * kPanel);
   }
 };
 
@@ -145,10 +145,9 @@ HWY_INLINE void finish_scores(float* scores, std::int32_t key_first, std::int32_
 
 /// P^T of a panel in place of S^T, and the row sums (of all pairs: dropout acts on P alone).
 inline void exponentiate(float* scores, std::int32_t keys, float scale_log2, const float* row_max,
-                         const float* rescale, float* row_sum, const std::uint32_t* dropout,
-                         std::uint32_t threshold) {
+                         const float* rescale, float* row_sum, const std::uint32_t* dropped) {
   const FloatTag d;
-  const WordTag dw;
+  const hn::RebindToUnsigned<FloatTag> dw;
   const std::size_t lanes = hn::Lanes(d);
   const FloatVec scale = hn::Set(d, scale_log2);
   for (std::size_t n = 0; n < static_cast<std::size_t>(kPanel); n += lanes) {
@@ -158,9 +157,9 @@ inline void exponentiate(float* scores, std::int32_t keys, float scale_log2, con
       const std::size_t at = static_cast<std::size_t>(k) * kPanel + n;
       FloatVec p = exp2(hn::Mul(hn::Sub(hn::LoadU(d, scores + at), reference), scale));
       sum = hn::Add(sum, p);
-      if (dropout != nullptr) {
-        const auto dropped = hn::Lt(hn::LoadU(dw, dropout + at), hn::Set(dw, threshold));
-        p = hn::IfThenZeroElse(hn::RebindMask(d, dropped), p);
+      if (dropped != nullptr) {
+        p = hn::IfThenZeroElse(hn::RebindMask(d, hn::Ne(hn::LoadU(dw, dropped + at), hn::Zero(dw))),
+                               p);
       }
       hn::StoreU(p, d, scores + at);
     }
@@ -191,7 +190,7 @@ struct PanelKeys {
 
 /// Loads the keys of one segment that the tile's rows see, a chunk at a time, and calls
 /// visit(PanelKeys) for each panel of rows that meets some of them; the rows' intervals and, with
-/// dropout, the pairs' numbers are in the scratch by then.
+/// dropout, which pairs are dropped is in the scratch by then.
 template <typename Visit>
 inline void for_each_panel(const ForwardTile& tile, const ForwardScratch& scratch,
                            geometry::Half key_half, Visit&& visit) {
@@ -248,7 +247,8 @@ inline void for_each_panel(const ForwardTile& tile, const ForwardScratch& scratc
       if (tile.dropout.active) {
         dropout_by_key(dropout_stream(tile.dropout.key, tile.sample_index, problem.heads_q,
                                       tile.head, segment, key_half == geometry::Half::kClean),
-                       keys.begin, keys.end, rows.begin, kPanel, scratch.dropout);
+                       tile.dropout.threshold, keys.begin, keys.end, rows.begin, kPanel,
+                       scratch.dropped);
       }
       visit(PanelKeys{static_cast<std::size_t>(p) * kPanel, keys,
                       static_cast<std::size_t>(keys.begin - k),
@@ -287,7 +287,7 @@ inline void add_segment(const ForwardTile& tile, const ForwardScratch& scratch,
                                        scale, scratch.row_max + at.column, scratch.rescale);
     exponentiate(scratch.scores, at.keys.size(), scale.scale_log2, scratch.row_max + at.column,
                  scratch.rescale, scratch.row_sum + at.column,
-                 tile.dropout.active ? scratch.dropout : nullptr, tile.dropout.threshold);
+                 tile.dropout.active ? scratch.dropped : nullptr);
     multiply<StoredBy::kColumns, Update::kScaleAdd>(
         dim_v, kPanel, count, scratch.v + at.first * dim_v, dim_v, scratch.scores, kPanel,
         scratch.out_transposed + at.column, kForwardTileQ, scratch.rescale);

@@ -32,25 +32,85 @@ TEST(Philox, KnownAnswers) {
 TEST(Philox, EveryPairHasBitsOfItsOwn) {
   std::set<std::tuple<unsigned, unsigned, unsigned, unsigned>> places;
   for (unsigned query = 0; query < 48; ++query) {
-    for (unsigned key = 0; key < 48; ++key) {
-      const Philox4 counter = dropout_counter(key, query, 3, 2);
-      EXPECT_EQ(counter.x[2], 3u);
-      EXPECT_EQ(counter.x[3], 2u);
-      places.insert({counter.x[0], counter.x[1], dropout_word(key, query), key % 2});
+    for (unsigned key = 0; key < 160; ++key) {
+      for (unsigned part = 0; part < 2; ++part) {
+        const Philox4 counter = dropout_counter(key, query, 3, 2, part);
+        EXPECT_EQ(counter.x[1], 3u);
+        EXPECT_EQ(counter.x[3], 4u + part);
+        places.insert({counter.x[0], counter.x[2], counter.x[3], dropout_bit(key, query)});
+      }
     }
   }
-  EXPECT_EQ(places.size(), 48u * 48u);
+  EXPECT_EQ(places.size(), 2u * 48u * 160u);
 }
 
-TEST(Philox, NumberIsHalfOfItsWord) {
+/// Number of a pair, as the comment of the header has it.
+unsigned plain_number(unsigned long long key, unsigned k, unsigned q, unsigned sample_head,
+                      unsigned segment_pair) {
+  unsigned number = 0;
+  for (unsigned b = 0; b < 8; ++b) {
+    const Philox4 four = philox4x32(
+        {{4 * (k / 64) + k % 8 / 2, sample_head, 8 * (q / 16) + q % 8, 2 * segment_pair + b / 4}},
+        static_cast<unsigned>(key), static_cast<unsigned>(key >> 32));
+    number |= (four.x[b % 4] >> (16 * (k % 2) + 8 * (q / 8 % 2) + k / 8 % 8) & 1u) << b;
+  }
+  return number;
+}
+
+TEST(Philox, NumberHasOneBitOfEachWord) {
   const unsigned long long key = dropout_key(1234, 5);
   for (unsigned query = 0; query < 32; ++query) {
-    for (unsigned k = 0; k < 32; ++k) {
-      const Philox4 four = philox4x32({{k / 16 * 4 + k % 8 / 2, query / 16 * 8 + query % 8, 3, 2}},
-                                      static_cast<unsigned>(key), static_cast<unsigned>(key >> 32));
-      const unsigned word = four.x[query % 16 / 8 * 2 + k % 16 / 8];
-      EXPECT_EQ(dropout_number(key, k, query, 3, 2), (k % 2 != 0 ? word >> 16 : word) & 0x7fffu);
+    for (unsigned k = 0; k < 130; ++k) {
+      EXPECT_EQ(dropout_number(key, k, query, 3, 2), plain_number(key, k, query, 3, 2));
     }
+  }
+}
+
+TEST(Philox, PairsBelowTheThresholdAreDropped) {
+  const unsigned long long key = dropout_key(99, 1);
+  const auto low = static_cast<unsigned>(key);
+  const auto high = static_cast<unsigned>(key >> 32);
+  for (unsigned threshold = 0; threshold < 256; ++threshold) {
+    for (unsigned q = 0; q < 16; q += 8) {
+      for (unsigned k = 64; k < 128; ++k) {
+        const unsigned dropped =
+            dropped_pairs(philox4x32(dropout_counter(k, q, 5, 1, 0), low, high),
+                          philox4x32(dropout_counter(k, q, 5, 1, 1), low, high), threshold);
+        ASSERT_EQ((dropped >> dropout_bit(k, q) & 1u) != 0,
+                  dropout_number(key, k, q, 5, 1) < threshold)
+            << threshold;
+      }
+    }
+  }
+}
+
+// Pairs of one group, of neighbouring groups, rows, heads and segments: as often dropped together
+// as independent ones.
+TEST(Philox, PairsAreIndependent) {
+  const unsigned threshold = dropout_threshold(0.25);
+  const double p = threshold / 256.0;
+  struct Step {
+    unsigned key, query, sample_head, segment_pair;
+  };
+  for (const Step& step : {Step{1, 0, 0, 0}, Step{8, 0, 0, 0}, Step{0, 8, 0, 0}, Step{9, 8, 0, 0},
+                           Step{2, 0, 0, 0}, Step{64, 0, 0, 0}, Step{0, 1, 0, 0}, Step{0, 16, 0, 0},
+                           Step{0, 0, 1, 0}, Step{0, 0, 0, 1}}) {
+    int both = 0;
+    int count = 0;
+    const unsigned long long key = dropout_key(11, 3);
+    for (unsigned q = 0; q < 96; ++q) {
+      for (unsigned k = 0; k < 256; ++k) {
+        if ((k & step.key) != 0 || (q & step.query) != 0) continue;  // each pair of pairs once
+        const bool one = dropout_number(key, k, q, 2, 4) < threshold;
+        const bool other = dropout_number(key, k + step.key, q + step.query, 2 + step.sample_head,
+                                          4 + step.segment_pair) < threshold;
+        both += one && other ? 1 : 0;
+        ++count;
+      }
+    }
+    EXPECT_NEAR(both / static_cast<double>(count), p * p,
+                5.0 * std::sqrt(p * p * (1.0 - p * p) / count))
+        << step.key << " " << step.query << " " << step.sample_head << " " << step.segment_pair;
   }
 }
 
@@ -65,12 +125,13 @@ TEST(Philox, SeedAndOffsetBothMatter) {
 
 TEST(Philox, ThresholdDropsTheAskedFraction) {
   EXPECT_EQ(dropout_threshold(0.0), 0u);
-  EXPECT_EQ(dropout_threshold(0.5), 1u << 14);
+  EXPECT_EQ(dropout_threshold(0.5), 128u);
+  EXPECT_EQ(dropout_threshold(0.1), 26u);
   EXPECT_EQ(dropout_threshold(1e-9), 1u);  // asked for, so not nothing
-  EXPECT_EQ(dropout_threshold(1.0 - 1e-9), (1u << 15) - 1);
+  EXPECT_EQ(dropout_threshold(1.0 - 1e-9), 255u);
   EXPECT_EQ(dropout_keep_scale(0.0), 1.0);
   EXPECT_EQ(dropout_keep_scale(0.5), 2.0);
-  EXPECT_EQ(dropout_keep_scale(1.0 - 1e-9), 32768.0);
+  EXPECT_EQ(dropout_keep_scale(1.0 - 1e-9), 256.0);
   for (const double p : {0.1, 0.5, 0.9}) {
     constexpr int kRows = 400;
     constexpr int kKeys = 500;
@@ -81,8 +142,10 @@ TEST(Philox, ThresholdDropsTheAskedFraction) {
         dropped += dropout_number(key, k, i, 0, 0) < dropout_threshold(p) ? 1 : 0;
     }
     const double total = kRows * kKeys;
+    const double rounded = dropout_threshold(p) / 256.0;
+    EXPECT_NEAR(rounded, p, 1.0 / 512.0);
     // Six standard deviations of a binomial.
-    EXPECT_NEAR(dropped / total, p, 6.0 * std::sqrt(p * (1.0 - p) / total));
+    EXPECT_NEAR(dropped / total, rounded, 6.0 * std::sqrt(rounded * (1.0 - rounded) / total));
   }
 }
 

@@ -141,6 +141,7 @@ std::vector<cuda::AttentionKernel> probed_kernels(const std::string& family) {
     }
     kernels.emplace_back(cuda::ForwardWalkSm90Kernel{{64, Element::kBFloat16, true, true}});
     kernels.emplace_back(cuda::ForwardWalkSm90Kernel{{128, Element::kBFloat16, true, false}});
+    kernels.emplace_back(cuda::ForwardWalkSm90Kernel{{192, Element::kBFloat16, false, true}});
     return kernels;
   }
   if (family == "backward_sm90") {

@@ -53,7 +53,8 @@ std::vector<Region> regions_of(const cuda::ForwardWalkSm90Kernel& kernel) {
        region("bounds", plan.bounds, cuda::kWalkItemStages), region("bases", plan.bases),
        region("items", plan.items, cuda::kWalkItemStages),
        region("tiles", plan.tiles, cuda::kWalkKeyStages),
-       region("kept", plan.kept, cuda::kWalkKeptStages), region("barriers", plan.barriers)},
+       region("dropped", plan.dropped, cuda::kWalkDroppedStages),
+       region("barriers", plan.barriers)},
       plan.bytes);
 }
 

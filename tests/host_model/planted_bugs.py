@@ -272,11 +272,23 @@ BUGS = [
         "r + row <= count && column",
     ),
     forward(
-        "dropout: words of the other row",
+        "dropout: bits of the other row",
         DROPOUT,
-        "drop(i + w % 2, w / 2 * 2);",
-        "drop(i + w / 2, w % 2 * 2);",
+        "return j % 2 * 16 + j / 2 * 8 + i;",
+        "return j % 2 * 16 + (1 - j / 2) * 8 + i;",
         quick=True,
+    ),
+    forward(
+        "dropout: keys of the block's other half",
+        DROPOUT,
+        "return dropped[0] >> (first_key / 8 % 8);",
+        "return dropped[0] >> (first_key / 8 % 8 ^ 4);",
+    ),
+    forward(
+        "dropout: every number's high bits are its low ones",
+        DROPOUT,
+        "2 * segment_pair + i % 2",
+        "2 * segment_pair",
     ),
     forward("dropout: rows swapped", DROPOUT, "/ 2 + lane / 4;", "/ 2 + 7 - lane / 4;"),
     forward(
@@ -428,14 +440,14 @@ BUGS = [
     backward(
         "dropped pairs stay in P",
         SCORES,
-        "(dropped >> (i * 4 + 2 * r) & 1) != 0 ? 0.0f : x",
-        "(dropped >> (i * 4 + 2 * r) & 1) != 0 ? x : x",
+        "(dropped >> dropped_bit(i, 2 * r) & 1) != 0 ? 0.0f : x",
+        "(dropped >> dropped_bit(i, 2 * r) & 1) != 0 ? x : x",
     ),
     backward(
         "dropped pairs stay in dP",
         SCORES,
-        "(dropped >> (i * 4 + j) & 1) != 0 ? 0.0f : x",
-        "(dropped >> (i * 4 + j) & 1) != 0 ? x : x",
+        "(dropped >> dropped_bit(i, j) & 1) != 0 ? 0.0f : x",
+        "(dropped >> dropped_bit(i, j) & 1) != 0 ? x : x",
     ),
     backward(
         "segments share padded rows",
@@ -545,16 +557,16 @@ BUGS = [
         "double p = 1.0 / 15; return exponent * 0.69314718055994530942 + 2.0 * t;",
     ),
     f32(
-        "dropout by the other half of a word",
+        "dropout of the next key's pairs",
         DROPOUT_F32,
-        "word >> (key % 2 * kDropoutShift)",
-        "word >> ((key + 1) % 2 * kDropoutShift)",
+        ": dropout_bit(key + 8 * b, query + 8 * a);",
+        ": dropout_bit(key + 1 + 8 * b, query + 8 * a);",
     ),
     f32(
-        "dropout of the other row of a counter",
+        "dropout of the other row of a group",
         DROPOUT_F32,
-        ": dropout_word(key + 8 * b, query + 8 * a);",
-        ": dropout_word(key + 8 * a, query + 8 * b);",
+        ": dropout_bit(key + 8 * b, query + 8 * a);",
+        ": dropout_bit(key + 8 * a, query + 8 * b);",
     ),
     f32(
         "log-sum-exp not mended",

@@ -981,6 +981,7 @@ WALK_CASES = [
     "walk_softcap_window",
     "walk_softcap_blocks",
     "walk_dropout",
+    "walk_dropout_dim192",
     "walk_large_logits",
     "walk_dim256",
     "walk_narrow",
@@ -1206,8 +1207,8 @@ WALK_BUGS = [
     {
         "name": "O not cleared for the next item",
         "path": WALK,
-        "old": "clear_output(); continue;",
-        "new": "continue;",
+        "old": "clear_output(); item_rows = -item_rows;",
+        "new": "item_rows = -item_rows;",
     },
     {
         "name": "P of the next item written under the last product",
@@ -1232,14 +1233,20 @@ WALK_BUGS = [
     {
         "name": "the cap's polynomial where references have to move",
         "path": RUNNING,
-        "old": "fails = fails || !(sum[r] <= sum_limit<kElement>());",
-        "new": "",
+        "old": "|| !(sum[r] <= sum_limit<kElement>()); } if (ptx::ballot(fails",
+        "new": "; } if (ptx::ballot(fails",
     },
     {
         "name": "the cap's polynomial for tiles with a mask",
         "path": WALK,
-        "old": "if (!at.masked && are_small",
-        "new": "if (are_small",
+        "old": "if (!at.masked && ptx::ballot(any_small)",
+        "new": "if (ptx::ballot(any_small)",
+    },
+    {
+        "name": "rows that take the cap's polynomial are capped too",
+        "path": WALK,
+        "old": "-kLargestFloat), -kLargestFloat), capped.polynomial);",
+        "new": "-kLargestFloat), -kLargestFloat), CappedRows().polynomial);",
     },
     {
         "name": "P not rescaled to what is kept",
@@ -1256,38 +1263,44 @@ WALK_BUGS = [
     {
         "name": "dropped pairs of the other row",
         "path": WALK_PRODUCERS,
-        "old": "p[step][2 * piece] &= ptx::prmt_b32(flags, 0, 0xbb99u);",
-        "new": "p[step][2 * piece] &= ptx::prmt_b32(flags, 0, 0xaa88u);",
+        "old": "p[step][2 * piece] &= ~ptx::prmt_b32(signs, 0, 0xaa88u);",
+        "new": "p[step][2 * piece] &= ~ptx::prmt_b32(signs, 0, 0xbb99u);",
     },
     {
-        "name": "kept pairs read before they are drawn",
-        "path": WALK,
-        "old": "ptx::mbarrier_wait_parity(barriers.kept(numbers.slot()), numbers.parity());",
-        "new": "",
-    },
-    {
-        "name": "kept pairs drawn over those in use",
+        "name": "tiles of 96 keys begin with a block",
         "path": WALK_PRODUCERS,
-        "old": "wait_together(barriers.kept_empty(ring.slot()), ring.parity() ^ 1);",
+        "old": "if (first_key % 64 != 0) {",
+        "new": "if (false) {",
+    },
+    {
+        "name": "dropped pairs read before they are drawn",
+        "path": WALK,
+        "old": "ptx::mbarrier_wait_parity(barriers.dropped(numbers.slot()), numbers.parity());",
         "new": "",
     },
     {
-        "name": "kept pairs given back before all lanes have read them",
+        "name": "dropped pairs drawn over those in use",
+        "path": WALK_PRODUCERS,
+        "old": "wait_together(barriers.dropped_empty(ring.slot()), ring.parity() ^ 1);",
+        "new": "",
+    },
+    {
+        "name": "dropped pairs given back before all lanes have read them",
         "path": WALK,
         "old": "low, high); ptx::syncwarp();",
         "new": "low, high);",
     },
     {
-        "name": "kept pairs published before all lanes have drawn",
+        "name": "dropped pairs published before all lanes have drawn",
         "path": WALK_PRODUCERS,
-        "old": "ptx::syncwarp(); if (leader) ptx::mbarrier_arrive(barriers.kept(ring.slot()));",
-        "new": "if (leader) ptx::mbarrier_arrive(barriers.kept(ring.slot()));",
+        "old": "ptx::syncwarp(); if (leader) ptx::mbarrier_arrive(barriers.dropped(ring.slot()));",
+        "new": "if (leader) ptx::mbarrier_arrive(barriers.dropped(ring.slot()));",
     },
     {
         "name": "scores not capped",
         "path": WALK,
         "old": "cap_scores_by_half(s, ptx::max_f32(-ptx::max_f32(-factor, -kLargestFloat),"
-        " -kLargestFloat));",
+        " -kLargestFloat), capped.polynomial);",
         "new": "(void)factor;",
     },
     {

@@ -229,11 +229,12 @@ Rows computed_with_cap(const Tiles& tiles, float cap_log2, const host_model::Opt
       }
       u32 p[kPieces / 2][4];
       bool moved = false;
-      if (t >= 2 && cuda::are_small<kElement>(state, cap, cap_log2) &&
-          cuda::softmax_capped<kElement>(p, s, state, cap, cap_log2)) {
+      cuda::CappedRows capped;
+      if (t >= 2 && cuda::softmax_capped<kElement>(p, s, state, cap, cap_log2, capped)) {
         if (lane() == 0) ++by_polynomial;
       } else {
-        cuda::cap_scores_by_half(s, static_cast<float>(-2.0 / std::log(2.0) * kCapScale));
+        cuda::cap_scores_by_half(s, static_cast<float>(-2.0 / std::log(2.0) * kCapScale),
+                                 capped.polynomial);
         for (int i = 0; i < kPieces; ++i) {
           for (int j = 0; j < 4; ++j) {
             if (std::isinf(raw[i][j])) s[i][j] = raw[i][j];
@@ -243,7 +244,8 @@ Rows computed_with_cap(const Tiles& tiles, float cap_log2, const host_model::Opt
           cuda::softmax_of_masked<kElement, true>(s, state, 2.0f * cap_log2, bases, rescale);
           cuda::pack<kElement>(p, s);
         } else {
-          moved = cuda::softmax_ahead<kElement>(p, s, state, 2.0f * cap_log2, bases, rescale);
+          moved = cuda::softmax_ahead<kElement, true>(p, s, state, 2.0f * cap_log2, bases, rescale,
+                                                      capped, cap, cap_log2);
         }
       }
       for (int r = 0; r < 2; ++r) {
@@ -298,8 +300,8 @@ TEST(RunningSoftmax, SoftCapOfScoresOfAllSizes) {
     SCOPED_TRACE(cap_log2);
     // Of six tiles the last four may take the polynomial.
     check_cap<Element::kBFloat16>(0.01, 0.0, cap_log2, 3, 4);
-    check_cap<Element::kBFloat16>(3.0, 0.0, cap_log2, 3, 4);
-    check_cap<Element::kFloat16>(3.0, 0.0, cap_log2, 3, 4);
+    check_cap<Element::kBFloat16>(1.8, 0.0, cap_log2, 3, 4);
+    check_cap<Element::kFloat16>(1.8, 0.0, cap_log2, 3, 4);
     check_cap<Element::kBFloat16>(30.0, 0.0, cap_log2, 0, 0);
     check_cap<Element::kFloat16>(30.0, 0.0, cap_log2, 0, 0);
     // Larger from tile to tile, and smaller: below zero in the end.

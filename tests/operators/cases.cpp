@@ -347,7 +347,7 @@ void add_walks(std::vector<Case>& cases) {
   c.softcap = 30.0;
   add(c, 128);
   c = one_sequence("walk_softcap_window", window(350, 200), 400, 600, 1);
-  c.softcap = 12.0;
+  c.softcap = 30.0;
   add(c, 128);
   c = one_sequence("walk_softcap_blocks", block_causal(64), 140, 256, 1);
   c.q_offset = 64;

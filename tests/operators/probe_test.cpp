@@ -212,6 +212,19 @@ TEST(LeakProbe, KeysInfluenceOnlyRowsThatSeeThem) {
   }
 }
 
+// How a cap is computed may depend on the size of scores: of those that a row sees.
+TEST(LeakProbe, LargeKeysUnderASoftCap) {
+  for (Case c : operator_cases()) {
+    if (c.name != "walk_softcap_window" && c.name != "walk_softcap_blocks") continue;
+    c.dtype = DType::kBFloat16;
+    c = test_runner().nearest(c);
+    SCOPED_TRACE(c.name);
+    expect_unseen_keys_have_no_influence(c, 10, [](Inputs& inputs, const Place& key, Random& r) {
+      set_row(inputs.k, key, 20.0 * r.normal());
+    });
+  }
+}
+
 // A row's own query and gradient touch nothing but itself and the keys it sees.
 TEST(LeakProbe, QueriesInfluenceOnlyKeysTheySee) {
   Random random(4);

@@ -104,8 +104,8 @@ def visible(
 
 
 def rounded_dropout(p):
-    """As the library rounds it: 15 bits a pair."""
-    return round(p * 2**15) / 2**15
+    """As the library rounds it: 8 bits a pair."""
+    return round(p * 2**8) / 2**8
 
 
 def attention(q, k, v, mask, *, scale=None, softcap=0.0, keep=None, dropout_p=0.0):

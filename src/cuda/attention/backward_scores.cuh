@@ -4,6 +4,7 @@
 #include "cuda/attention/backward_config.hpp"
 #include "cuda/attention/params.hpp"
 #include "cuda/ptx/sm80.cuh"
+#include "cuda/tile/dropout.cuh"
 #include "cuda/tile/softmax.cuh"
 
 namespace stepwell::cuda {
@@ -106,8 +107,8 @@ __device__ __forceinline__ void probabilities(const ScoreParams& p, float (&s)[k
         factor[i][r] = ptx::min_nan_x2<C.element>(factor[i][r], ptx::ones_x2<C.element>());
       }
       if constexpr (C.dropout) {
-        x = (dropped >> (i * 4 + 2 * r) & 1) != 0 ? 0.0f : x * p.keep_scale;
-        y = (dropped >> (i * 4 + 2 * r + 1) & 1) != 0 ? 0.0f : y * p.keep_scale;
+        x = (dropped >> dropped_bit(i, 2 * r) & 1) != 0 ? 0.0f : x * p.keep_scale;
+        y = (dropped >> dropped_bit(i, 2 * r + 1) & 1) != 0 ? 0.0f : y * p.keep_scale;
       }
       kept[i][r] = C.dropout || C.softcap ? ptx::cvt_x2_f32<C.element>(x, y) : factor[i][r];
     }
@@ -125,7 +126,8 @@ __device__ __forceinline__ void score_gradients(const ScoreParams& p, float (&dp
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       float x = dp[i][j];
-      if constexpr (C.dropout) x = (dropped >> (i * 4 + j) & 1) != 0 ? 0.0f : x * p.keep_scale;
+      if constexpr (C.dropout)
+        x = (dropped >> dropped_bit(i, j) & 1) != 0 ? 0.0f : x * p.keep_scale;
       const u32 pair = factor[i][j / 2];
       dp[i][j] = (x - delta(i, j)) *
                  (j % 2 == 0 ? ptx::low_f32<C.element>(pair) : ptx::high_f32<C.element>(pair));

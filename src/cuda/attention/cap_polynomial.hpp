@@ -10,7 +10,8 @@ struct CapPolynomial {
   float c1 = 0.0f;
   float c2 = 0.0f;
   float limit = -1.0f;
-  /// The score of that s, in units of log 2.
+  /// Two thirds of that score, in units of log 2: where a row's first keys are below it, its other
+  /// keys are small as a rule.
   float largest = -1.0f;
 
   /// tanh's largest argument, and tanh of it. tanh(x) / x is a polynomial in x^2, fitted for the
@@ -31,7 +32,7 @@ struct CapPolynomial {
     if (!fits(square) || !fits(first) || !fits(last)) return {};
     return {static_cast<float>(first * kTerms[0]), static_cast<float>(first * square * kTerms[1]),
             static_cast<float>(last * kTerms[2]), static_cast<float>(kRange * kRange / square),
-            static_cast<float>(cap_log2 * kLargest)};
+            static_cast<float>(cap_log2 * kLargest / 1.5)};
   }
 };
 

@@ -17,7 +17,8 @@
 //
 // SHARED MEMORY: queries (two stages up to head dim 128, then one); K and V, two stages each of
 // 128, 96 or 64 keys at head dims to 128, 192 and 256; the rows' intervals of two items; what rows
-// with very large scores need; items, tiles, with dropout what is kept of four tiles, and barriers.
+// with very large scores need; items, tiles, with dropout what is dropped of four tiles, and
+// barriers.
 //
 // BARRIERS: mbarriers are those of WalkBarriers. Named barriers 1 and 2: the turns of the two
 // warpgroups on the tensor cores (256 threads).
@@ -70,10 +71,9 @@ struct WalkConsumer {
   const WalkBarriers<C> barriers;
   const RowBases bases;
 
-  RingPlace<kWalkItemStages> item;  // the next one; the one at hand is before it
-  RingPlace<C.query_stages()> q;    // likewise
+  RingPlace<kWalkItemStages> item;  // the next one; the one at hand, and its queries, are before it
   RingPlace<kWalkKeyStages> k, v;
-  RingPlace<kWalkKeptStages> numbers;  // of dropout
+  RingPlace<kWalkDroppedStages> numbers;  // of dropout
 
   float o[kOutPieces][4];
   RunningRow rows[2];
@@ -120,28 +120,30 @@ struct WalkConsumer {
   __device__ __forceinline__ WalkItemPlace place() const {
     return WalkItemPlace::of<C>(shared, static_cast<int>((item.count - 1) % kWalkItemStages));
   }
-  __device__ __forceinline__ int query_slot() const {
-    return static_cast<int>((q.count - 1) % C.query_stages());
+  /// Every item has queries.
+  __device__ __forceinline__ RingPlace<C.query_stages()> queries() const {
+    return {item.count - 1};
   }
   __device__ __forceinline__ u32 q_strip() const {
-    return shared + kPlan.q + static_cast<u32>(2 * uniform(query_slot()) + group) * C.strip_bytes();
+    return shared + kPlan.q +
+           static_cast<u32>(2 * uniform(queries().slot()) + group) * C.strip_bytes();
   }
 
-  /// The next item becomes the one at hand, or there is none.
-  __device__ __forceinline__ bool fetch() {
+  /// The next item becomes the one at hand: its rows from the CTA's first on, or 0 if there is
+  /// none.
+  __device__ __forceinline__ i32 fetch() {
     wait_together(barriers.item(item.slot()), item.parity());
     item.next();
     const U32x4 where = ptx::ld_shared_v4(place().numbers + WalkItemLayout::kWhere);
-    return uniform(static_cast<i32>(where.x)) != 0;
+    return uniform(static_cast<i32>(where.x));
   }
   /// Its queries are there from now on.
-  __device__ __forceinline__ void take_queries() {
-    wait_together(barriers.q_full(q.slot()), q.parity());
-    q.next();
+  __device__ __forceinline__ void take_queries() const {
+    wait_together(barriers.q_full(queries().slot()), queries().parity());
   }
   /// After the last product with them.
   __device__ __forceinline__ void release_queries() const {
-    if (lane == 0) ptx::mbarrier_arrive(barriers.q_empty(query_slot()));
+    if (lane == 0) ptx::mbarrier_arrive(barriers.q_empty(queries().slot()));
   }
   __device__ __forceinline__ bool sees_keys() const {
     return uniform(static_cast<i32>(
@@ -203,12 +205,14 @@ struct WalkConsumer {
   __device__ __forceinline__ float scale_log2() const {
     return (C.softcap ? 2.0f : 1.0f) * params.call.scale_log2;
   }
-  /// Caps, to half of 1 + tanh, and masks.
-  __device__ __forceinline__ void prepare_scores(float (&s)[kPieces][4], const Tile& at) const {
+  /// Caps, to half of 1 + tanh, and masks. Rows that take the cap's polynomial stay as they are.
+  __device__ __forceinline__ void prepare_scores(float (&s)[kPieces][4], const Tile& at,
+                                                 const CappedRows& capped = {}) const {
     if constexpr (C.softcap) {
       // Finite, or a score of 0 would make NaN.
       const float factor = params.call.softcap_scale * -2.885390081777927f;
-      cap_scores_by_half(s, ptx::max_f32(-ptx::max_f32(-factor, -kLargestFloat), -kLargestFloat));
+      cap_scores_by_half(s, ptx::max_f32(-ptx::max_f32(-factor, -kLargestFloat), -kLargestFloat),
+                         capped.polynomial);
     }
     if (!at.masked) return;
     const u32 bounds = place().bounds +
@@ -226,25 +230,30 @@ struct WalkConsumer {
   /// Scores become P, packed; returns whether O must be multiplied with `rescale`.
   __device__ __forceinline__ bool softmax(u32 (&p)[kSteps][4], float (&s)[kPieces][4],
                                           const Tile& at) {
+    CappedRows capped;
     if constexpr (kCapPolynomial) {
-      if (!at.masked && are_small<C.element>(rows, params.cap, params.call.scale_log2) &&
-          softmax_capped<C.element>(p, s, rows, params.cap, params.call.scale_log2)) {
+      const float offset = params.call.scale_log2;
+      const bool any_small = is_small<C.element>(rows[0], params.cap, offset) ||
+                             is_small<C.element>(rows[1], params.cap, offset);
+      if (!at.masked && ptx::ballot(any_small) != 0 &&
+          softmax_capped<C.element>(p, s, rows, params.cap, offset, capped)) {
         return false;
       }
     }
-    prepare_scores(s, at);
-    return softmax_ahead<C.element>(p, s, rows, scale_log2(), bases, rescale);
+    prepare_scores(s, at, capped);
+    return softmax_ahead<C.element, kCapPolynomial>(p, s, rows, scale_log2(), bases, rescale,
+                                                    capped, params.cap, params.call.scale_log2);
   }
   /// Dropped pairs of a packed P become 0; the sums have them.
   __device__ __forceinline__ void drop(u32 (&p)[kSteps][4]) {
     if constexpr (C.dropout) {
-      ptx::mbarrier_wait_parity(barriers.kept(numbers.slot()), numbers.parity());
+      ptx::mbarrier_wait_parity(barriers.dropped(numbers.slot()), numbers.parity());
       i32 low, high;
-      ptx::ld_shared_v2(shared + kPlan.kept + static_cast<u32>(numbers.slot()) * (256 * 8) +
+      ptx::ld_shared_v2(shared + kPlan.dropped + static_cast<u32>(numbers.slot()) * (256 * 8) +
                             (ptx::thread_index_again() - 128) * 8,
                         low, high);
       ptx::syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(barriers.kept_empty(numbers.slot()));
+      if (lane == 0) ptx::mbarrier_arrive(barriers.dropped_empty(numbers.slot()));
       numbers.next();
       drop_words(p, {static_cast<u32>(low), static_cast<u32>(high)});
     }
@@ -308,11 +317,10 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
   if (group == 1) ptx::bar_arrive(1, 256);  // the upper rows have the first turn
   u32 p0[kSteps][4], p1[kSteps][4];         // P of the product in flight, and of the next
   bool last;                                // of the tile at hand: whether it is the item's last
-  bool more = fetch();
-  bool begun = false;  // P of the item's first tile is in p0, O is clear
-  while (more) {
+  i32 item_rows = fetch();  // negative: P of the item's first tile is in p0, O is clear
+  while (item_rows != 0) {
     const bool sees = sees_keys();
-    if (!begun) {
+    if (item_rows > 0) {
       take_queries();
       clear_output();
       rows[0] = rows[1] = {minus_infinity(), 0.0f};
@@ -374,9 +382,9 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
     const int slot = static_cast<int>((item.count - 1) % kWalkItemStages);
     if (sees) settle_references(rows, scale_log2(), bases);
     RunningRow done[2] = {rows[0], rows[1]};
-    more = fetch();
-    begun = C.query_stages() > 1 && sees && more && sees_keys();
-    if (begun) {  // the next item's first scores run with this item's last product
+    item_rows = fetch();
+    if (C.query_stages() > 1 && sees && item_rows != 0 &&
+        sees_keys()) {  // the next item's first scores run with this item's last product
       take_queries();
       float s[kPieces][4];
       wait_k();
@@ -400,6 +408,7 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
       pack<C.element>(p0, s);
       drop(p0);
       clear_output();
+      item_rows = -item_rows;
       continue;
     }
     if (sees) {
@@ -434,7 +443,7 @@ __device__ __forceinline__ void attention_forward_walk_sm90(const ForwardWalkSm9
     }
   } else if (C.dropout && warp >= 12) {
     ptx::setmaxnreg_dec<C.producer_registers()>();
-    produce_kept<C>(p, shared);
+    produce_dropped<C>(p, shared);
   } else {
     ptx::setmaxnreg_inc<C.consumer_registers()>();
     WalkConsumer<C>(p, shared, warp / 4 - 1).run();

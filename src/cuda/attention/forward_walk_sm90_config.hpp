@@ -30,8 +30,8 @@ struct ForwardWalkSm90Config {
 };
 
 inline constexpr int kWalkItemStages = 2;
-inline constexpr int kWalkKeyStages = 2;   // of K and of V each
-inline constexpr int kWalkKeptStages = 4;  // of what dropout keeps
+inline constexpr int kWalkKeyStages = 2;      // of K and of V each
+inline constexpr int kWalkDroppedStages = 4;  // of what dropout keeps
 
 /// Of a work item in shared memory, in bytes from its start; words of 32 bits.
 struct WalkItemLayout {
@@ -49,15 +49,15 @@ struct WalkItemLayout {
 /// Offsets into dynamic shared memory. Matrices lie as [64 dims of a slab][rows], rows of 128 bytes
 /// swizzled.
 struct ForwardWalkSm90Plan {
-  int q;       // [query_stages][2 strips]
-  int k;       // [kWalkKeyStages]
-  int v;       // [kWalkKeyStages]
-  int bounds;  // [kWalkItemStages][2 phases][kWalkRows] of (begin, end): keys that each row sees
-  int bases;   // [256 threads][2 rows]: maxima of rows whose scores are too large for the fast
-               // softmax
-  int items;   // [kWalkItemStages] of WalkItemLayout
-  int tiles;   // [kWalkKeyStages] of (first key, phase, warpgroups that need the mask, last one)
-  int kept;    // with dropout: [kWalkKeptStages][256 threads] of two words
+  int q;        // [query_stages][2 strips]
+  int k;        // [kWalkKeyStages]
+  int v;        // [kWalkKeyStages]
+  int bounds;   // [kWalkItemStages][2 phases][kWalkRows] of (begin, end): keys that each row sees
+  int bases;    // [256 threads][2 rows]: maxima of rows whose scores are too large for the fast
+                // softmax
+  int items;    // [kWalkItemStages] of WalkItemLayout
+  int tiles;    // [kWalkKeyStages] of (first key, phase, warpgroups that need the mask, last one)
+  int dropped;  // with dropout: [kWalkDroppedStages][256 threads] of two words
   int barriers;
   int bytes;
 };
@@ -71,10 +71,10 @@ constexpr ForwardWalkSm90Plan forward_walk_sm90_plan(ForwardWalkSm90Config confi
   plan.bases = plan.bounds + kWalkItemStages * 2 * kWalkRows * 8;
   plan.items = plan.bases + 256 * 2 * 4;
   plan.tiles = plan.items + kWalkItemStages * WalkItemLayout::kBytes;
-  plan.kept = plan.tiles + kWalkKeyStages * 16;
-  plan.barriers = plan.kept + (config.dropout ? kWalkKeptStages * 256 * 8 : 0);
+  plan.dropped = plan.tiles + kWalkKeyStages * 16;
+  plan.barriers = plan.dropped + (config.dropout ? kWalkDroppedStages * 256 * 8 : 0);
   plan.bytes = plan.barriers + 8 * (2 * kWalkItemStages + 2 * config.query_stages() +
-                                    4 * kWalkKeyStages + 1 + 2 * kWalkKeptStages);
+                                    4 * kWalkKeyStages + 1 + 2 * kWalkDroppedStages);
   return plan;
 }
 

@@ -20,8 +20,8 @@ namespace stepwell::cuda {
 ///   k_full, v_full    1   the key producer, and the bytes
 ///   k_empty, v_empty  8   consumer warps, once the product is complete
 ///   ragged   1   the key producer itself, and the bytes
-///   kept     4   the warps that draw dropout's numbers
-///   kept_empty   8   consumer warps, once they have read them
+///   dropped  4   the warps that draw dropout's numbers
+///   dropped_empty   8   consumer warps, once they have read them
 template <ForwardWalkSm90Config C>
 struct WalkBarriers {
   u32 base;
@@ -41,8 +41,10 @@ struct WalkBarriers {
     return k_full(3 * kWalkKeyStages + slot);
   }
   __device__ __forceinline__ u32 ragged() const { return k_full(4 * kWalkKeyStages); }
-  __device__ __forceinline__ u32 kept(int slot) const { return ragged() + 8 + 8 * slot; }
-  __device__ __forceinline__ u32 kept_empty(int slot) const { return kept(kWalkKeptStages + slot); }
+  __device__ __forceinline__ u32 dropped(int slot) const { return ragged() + 8 + 8 * slot; }
+  __device__ __forceinline__ u32 dropped_empty(int slot) const {
+    return dropped(kWalkDroppedStages + slot);
+  }
 
   /// By one thread.
   __device__ __forceinline__ void init() const {
@@ -61,9 +63,9 @@ struct WalkBarriers {
       ptx::mbarrier_init(v_empty(i), 8);
     }
     ptx::mbarrier_init(ragged(), 1);
-    for (int i = 0; C.dropout && i < kWalkKeptStages; ++i) {
-      ptx::mbarrier_init(kept(i), 4);
-      ptx::mbarrier_init(kept_empty(i), 8);
+    for (int i = 0; C.dropout && i < kWalkDroppedStages; ++i) {
+      ptx::mbarrier_init(dropped(i), 4);
+      ptx::mbarrier_init(dropped_empty(i), 8);
     }
     ptx::fence_mbarrier_init();
   }
@@ -338,38 +340,39 @@ __device__ __forceinline__ void produce_walk_keys(const ForwardWalkSm90Params& p
   if (pending) load_v();
 }
 
-/// What dropout keeps of a tile's pairs, for one thread: word 4 step + i of P (the operand of steps
-/// of 16 keys) has its two halves in kept[step / 4], after a shift to the left by 7 - step % 4 * 2
-/// - i / 2, as the sign bits of bytes 1 and 3 (i even) or 0 and 2 (i odd).
-using KeptWords = u32[2];
-inline constexpr int kKeptSteps = 4;  // of a word
+/// What dropout drops of a tile's pairs, for one thread: word b of 64 keys, bits as in
+/// dropped_bit().
+using DroppedWords = u32[2];
 
-/// One word, of the thread in whose place the caller is among the 128 of a warpgroup.
-__device__ __forceinline__ u32 draw_kept(const DropoutTile& tile, i32 first_key) {
-  Philox4 words[kKeptSteps];
-  dropout_words(tile, 0, first_key, words);
-  u32 flags = 0;
-#pragma unroll
-  for (int i = 0; i < kKeptSteps; ++i) {
-#pragma unroll
-    for (int piece = 0; piece < 2; ++piece) {
-      const u32 upper = kept_flags(words[i].x[piece], tile.threshold);
-      const u32 lower = kept_flags(words[i].x[2 + piece], tile.threshold);
-      flags = flags >> 1 | (ptx::prmt_b32(lower, upper, 0x7351u) & 0x80808080u);
+/// Word `part` of the keys `first_key` on, of the thread in whose place the caller is among the 128
+/// of a warpgroup.
+template <ForwardWalkSm90Config C>
+__device__ __forceinline__ u32 draw_word(const DropoutTile& tile, i32 first_key, int part) {
+  static_assert(C.tile_keys() % 32 == 0);
+  first_key += 64 * part;
+  if constexpr (C.tile_keys() % 64 != 0) {
+    if (first_key % 64 != 0) {  // from the upper half of a block to the lower half of the next
+      u32 both[2];
+      draw_dropped(tile, 0, first_key & ~63, both);
+      return (both[0] >> 4 & 0x0f0f0f0fu) | (both[1] << 4 & 0xf0f0f0f0u);
     }
   }
-  return flags;
+  u32 dropped[1];
+  draw_dropped(tile, 0, first_key, dropped);
+  return dropped[0];
 }
-/// Dropped pairs of a packed P become 0.
+/// Dropped pairs of a packed P become 0. Step s is 16 keys, and word 2 piece + r of it 8 of them
+/// and the lane's row r.
 template <int kSteps>
-__device__ __forceinline__ void drop_words(u32 (&p)[kSteps][4], const KeptWords& kept) {
+__device__ __forceinline__ void drop_words(u32 (&p)[kSteps][4], const DroppedWords& dropped) {
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
     for (int piece = 0; piece < 2; ++piece) {
-      const u32 flags = kept[step / kKeptSteps] << (7 - step % kKeptSteps * 2 - piece);
-      p[step][2 * piece] &= ptx::prmt_b32(flags, 0, 0xbb99u);
-      p[step][2 * piece + 1] &= ptx::prmt_b32(flags, 0, 0xaa88u);
+      // The pairs' bits as the signs of bytes: 0 and 2 of the upper row, 1 and 3 of the lower one.
+      const u32 signs = dropped[step / 4] << (7 - step % 4 * 2 - piece);
+      p[step][2 * piece] &= ~ptx::prmt_b32(signs, 0, 0xaa88u);
+      p[step][2 * piece + 1] &= ~ptx::prmt_b32(signs, 0, 0xbb99u);
     }
   }
 }
@@ -377,14 +380,14 @@ __device__ __forceinline__ void drop_words(u32 (&p)[kSteps][4], const KeptWords&
 /// Draws dropout's numbers for all tiles, as far ahead as there are slots. By a warpgroup: warp w
 /// draws for warp w of both others, lane by lane.
 template <ForwardWalkSm90Config C>
-__device__ __forceinline__ void produce_kept(const ForwardWalkSm90Params& params, u32 shared) {
+__device__ __forceinline__ void produce_dropped(const ForwardWalkSm90Params& params, u32 shared) {
   static constexpr ForwardWalkSm90Plan kPlan = forward_walk_sm90_plan(C);
   const WalkBarriers<C> barriers{shared + kPlan.barriers};
-  constexpr int kParts = (C.tile_keys() / 16 + kKeptSteps - 1) / kKeptSteps;
+  constexpr int kParts = (C.tile_keys() + 63) / 64;
   const u32 thread = ptx::thread_index() % 128;
   const bool leader = thread % 32 == 0;
   RingPlace<kWalkItemStages> slot;
-  RingPlace<kWalkKeptStages> ring;
+  RingPlace<kWalkDroppedStages> ring;
   while (true) {
     const WalkItemPlace at = WalkItemPlace::of<C>(shared, slot.slot());
     wait_together(barriers.item(slot.slot()), slot.parity());
@@ -405,19 +408,19 @@ __device__ __forceinline__ void produce_kept(const ForwardWalkSm90Params& params
     const i32 first_row = static_cast<i32>(numbers.z) + static_cast<i32>(thread / 32) * 16;
     bool more = where.y != 0 && walk.next<C>();
     while (more) {
-      wait_together(barriers.kept_empty(ring.slot()), ring.parity() ^ 1);
-      const u32 to = shared + kPlan.kept + static_cast<u32>(ring.slot()) * (256 * 8) + thread * 8;
+      wait_together(barriers.dropped_empty(ring.slot()), ring.parity() ^ 1);
+      const u32 to =
+          shared + kPlan.dropped + static_cast<u32>(ring.slot()) * (256 * 8) + thread * 8;
       tile.clean_keys = walk.phase;
 #pragma unroll 1
-      for (int part = 0; part < 2 * kParts; ++part) {
-        const int group = part / kParts;
+      for (int word = 0; word < 2 * kParts; ++word) {
+        const int group = word / kParts;
         tile.first_query = first_row + 64 * group;
-        const i32 keys = 16 * kKeptSteps * (part % kParts);
-        ptx::st_shared_u32(to + static_cast<u32>(group) * (128 * 8) + part % kParts * 4,
-                           draw_kept(tile, walk.tile * C.tile_keys() + keys));
+        ptx::st_shared_u32(to + static_cast<u32>(group) * (128 * 8) + word % kParts * 4,
+                           draw_word<C>(tile, walk.tile * C.tile_keys(), word % kParts));
       }
       ptx::syncwarp();
-      if (leader) ptx::mbarrier_arrive(barriers.kept(ring.slot()));
+      if (leader) ptx::mbarrier_arrive(barriers.dropped(ring.slot()));
       ring.next();
       more = walk.next<C>();
     }

@@ -31,59 +31,58 @@ __device__ __forceinline__ DropoutTile dropout_tile(const DropoutParams& p, int 
           0};
 }
 
-/// The numbers of 16 rows from `row` on of the warp and kBlocks blocks of 16 keys from `first_key`
-/// on, both multiples of 16: word 2 r + i has the lane's row r of piece i, one half for each of its
-/// two columns.
+/// What is dropped of 16 rows from `row` on of the warp, a multiple of 16, and kBlocks blocks of 64
+/// keys from `first_key` on, a multiple of 64: bits as in dropped_bit(), for pieces of 8 keys.
 template <int kBlocks>
-__device__ __forceinline__ void dropout_words(const DropoutTile& tile, int row, int first_key,
-                                              Philox4 (&words)[kBlocks]) {
+__device__ __forceinline__ void draw_dropped(const DropoutTile& tile, int row, int first_key,
+                                             u32 (&dropped)[kBlocks]) {
   const auto lane = static_cast<unsigned>(ptx::thread_index_again()) % 32;
   const unsigned query = static_cast<unsigned>(tile.first_query + row) / 2 + lane / 4;
-  const unsigned keys = static_cast<unsigned>(first_key) / 4 + lane % 4;
+  const unsigned keys = static_cast<unsigned>(first_key) / 16 + lane % 4;
+  const auto segment_pair = static_cast<unsigned>(2 * tile.segment + tile.clean_keys);
+  Philox4 words[2 * kBlocks];
 #pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    words[i] = Philox4{{keys + 4 * i, query, tile.sample_head,
-                        static_cast<unsigned>(2 * tile.segment + tile.clean_keys)}};
+  for (int i = 0; i < 2 * kBlocks; ++i) {
+    words[i] = Philox4{{keys + i / 2 * 4, tile.sample_head, query, 2 * segment_pair + i % 2}};
   }
   philox4x32(words, static_cast<unsigned>(tile.key), static_cast<unsigned>(tile.key >> 32));
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+    dropped[i] = dropped_pairs(words[2 * i], words[2 * i + 1], tile.threshold);
+  }
 }
 
-/// Bits 15 and 31 say whether the pairs of a word are kept; others may be anything.
-__device__ __forceinline__ u32 kept_flags(u32 word, u32 threshold) {
-  static_assert(kDropoutBits == 15 && kDropoutShift == 16);
-  return (word & 0x7fff7fffu) + (0x8000u - threshold) * 0x10001u;
+/// Of value j of piece i of a lane's accumulators, s[i][j].
+__device__ __forceinline__ constexpr int dropped_bit(int i, int j) {
+  return j % 2 * 16 + j / 2 * 8 + i;
 }
 
-/// Calls drop(i, j) for each dropped pair s[i][j] of fragments s[column / 8][4], 16 rows from `row`
-/// on of the warp, keys `first_key` on; both are multiples of 16.
+/// What is dropped of fragments s[column / 8][4], 16 rows from `row` on of the warp, a multiple of
+/// 16, keys `first_key` on, a multiple of 8 * Tiles.
+template <int Tiles>
+__device__ __forceinline__ u32 dropped_bits(const DropoutTile& tile, int row, int first_key) {
+  static_assert(Tiles <= 8 && (Tiles & (Tiles - 1)) == 0);
+  u32 dropped[1];
+  draw_dropped(tile, row, first_key & ~63, dropped);
+  return dropped[0] >> (first_key / 8 % 8);
+}
+
+/// Calls drop(i, j) for each dropped pair s[i][j] of such fragments, of any power of 2 of pieces.
 template <int Tiles, class Drop>
 __device__ __forceinline__ void for_each_dropped(const DropoutTile& tile, int row, int first_key,
                                                  Drop&& drop) {
-  static_assert(Tiles % 2 == 0);
+  constexpr int kPieces = Tiles < 8 ? Tiles : 8;
 #pragma unroll
-  for (int i = 0; i < Tiles; i += 2) {
-    Philox4 words[1];
-    dropout_words(tile, row, first_key + 8 * i, words);
+  for (int first = 0; first < Tiles; first += kPieces) {
+    const u32 dropped = dropped_bits<kPieces>(tile, row, first_key + 8 * first);
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const u32 kept = kept_flags(words[0].x[w], tile.threshold);
-      if ((kept & 0x8000u) == 0) drop(i + w % 2, w / 2 * 2);
-      if ((kept & 0x80000000u) == 0) drop(i + w % 2, w / 2 * 2 + 1);
+    for (int i = 0; i < kPieces; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if ((dropped >> dropped_bit(i, j) & 1) != 0) drop(first + i, j);
+      }
     }
   }
-}
-
-/// The same pairs as bits 4 i + j, in a loop: its numbers take no more registers than one step
-/// needs.
-template <int Tiles>
-__device__ __forceinline__ u32 dropped_bits(const DropoutTile& tile, int row, int first_key) {
-  u32 bits = 0;
-#pragma unroll 1
-  for (int i = 0; i < Tiles; i += 2) {
-    for_each_dropped<2>(tile, row, first_key + 8 * i,
-                        [&](int k, int j) { bits |= 1u << (4 * (i + k) + j); });
-  }
-  return bits;
 }
 
 }  // namespace stepwell::cuda
