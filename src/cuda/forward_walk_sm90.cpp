@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numbers>
 
 #include "cuda/maps.hpp"
 #include "cuda/parameters.hpp"
@@ -77,10 +76,6 @@ ForwardWalkSm90Params forward_walk_sm90_params(const AttentionProblem& problem,
     p.q[h] = map(tensors.q, false, problem.heads_q, problem.head_dim, 64);
     p.k[h] = map(tensors.k, true, problem.heads_kv, problem.head_dim, keys);
     p.v[h] = map(tensors.v, true, problem.heads_kv, problem.head_dim_v, keys);
-  }
-  if (config.softcap) {
-    p.cap = CapPolynomial::of(problem.softcap * std::numbers::log2e,
-                              problem.softmax_scale / problem.softcap);
   }
   p.qk_by_slab = is_by_slab(problem.head_dim);
   p.v_by_slab = is_by_slab(problem.head_dim_v);

@@ -977,7 +977,6 @@ WALK_CASES = [
     "walk_split",
     "walk_rows_without_keys",
     "walk_softcap",
-    "walk_softcap_small",
     "walk_softcap_window",
     "walk_softcap_blocks",
     "walk_dropout",
@@ -991,7 +990,7 @@ WALK_CASES = [
 # Of a step.
 WALK_STEP_WAITS = (
     "ptx::wgmma_wait_group<1>(s); release_k(); if (last) release_queries();"
-    " const bool moved ="
+    " prepare_scores(s, at); const bool moved ="
 )
 WALK_BUGS = [
     {
@@ -1037,21 +1036,21 @@ WALK_BUGS = [
         "path": WALK,
         "old": WALK_STEP_WAITS,
         "new": "release_k(); if (last) release_queries();"
-        " const bool moved =",
+        " prepare_scores(s, at); const bool moved =",
     },
     {
         "name": "K released while it is read",
         "path": WALK,
         "old": WALK_STEP_WAITS,
         "new": "release_k(); ptx::wgmma_wait_group<1>(s); if (last) release_queries();"
-        " const bool moved =",
+        " prepare_scores(s, at); const bool moved =",
     },
     {
         "name": "queries released while they are read",
         "path": WALK,
         "old": WALK_STEP_WAITS,
         "new": "if (last) release_queries(); ptx::wgmma_wait_group<1>(s); release_k();"
-        " const bool moved =",
+        " prepare_scores(s, at); const bool moved =",
     },
     {
         "name": "no wait for O",
@@ -1225,30 +1224,6 @@ WALK_BUGS = [
         "new": "",
     },
     {
-        "name": "the cap's polynomial without its offset",
-        "path": RUNNING,
-        "old": "{rows[0].reference - offset, rows[1].reference - offset}",
-        "new": "{rows[0].reference, rows[1].reference}",
-    },
-    {
-        "name": "the cap's polynomial where references have to move",
-        "path": RUNNING,
-        "old": "|| !(sum[r] <= sum_limit<kElement>()); } if (ptx::ballot(fails",
-        "new": "; } if (ptx::ballot(fails",
-    },
-    {
-        "name": "the cap's polynomial for tiles with a mask",
-        "path": WALK,
-        "old": "if (!at.masked && ptx::ballot(any_small)",
-        "new": "if (ptx::ballot(any_small)",
-    },
-    {
-        "name": "rows that take the cap's polynomial are capped too",
-        "path": WALK,
-        "old": "-kLargestFloat), -kLargestFloat), capped.polynomial);",
-        "new": "-kLargestFloat), -kLargestFloat), CappedRows().polynomial);",
-    },
-    {
         "name": "P not rescaled to what is kept",
         "path": WALK,
         "old": "inverse[r] *= params.call.dropout.keep_scale;",
@@ -1300,7 +1275,7 @@ WALK_BUGS = [
         "name": "scores not capped",
         "path": WALK,
         "old": "cap_scores_by_half(s, ptx::max_f32(-ptx::max_f32(-factor, -kLargestFloat),"
-        " -kLargestFloat), capped.polynomial);",
+        " -kLargestFloat));",
         "new": "(void)factor;",
     },
     {

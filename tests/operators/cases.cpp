@@ -341,11 +341,8 @@ void add_walks(std::vector<Case>& cases) {
   c = one_sequence("walk_softcap", sequence(SequenceMask::Kind::kCausal), 260, 260, 1);
   c.softcap = 3.0;
   add(c, 128);
-  // Scores small against the cap, tiles with a mask before and after others, and rows whose first
-  // keys are in a tile that needs none.
-  c = one_sequence("walk_softcap_small", sequence(SequenceMask::Kind::kCausal), 300, 300, 1);
-  c.softcap = 30.0;
-  add(c, 128);
+  // Tiles with a mask before and after others, and rows whose first keys are in a tile that needs
+  // none.
   c = one_sequence("walk_softcap_window", window(350, 200), 400, 600, 1);
   c.softcap = 30.0;
   add(c, 128);

@@ -212,7 +212,7 @@ TEST(LeakProbe, KeysInfluenceOnlyRowsThatSeeThem) {
   }
 }
 
-// How a cap is computed may depend on the size of scores: of those that a row sees.
+// However a cap is computed, it may depend on the size of scores that the row sees only.
 TEST(LeakProbe, LargeKeysUnderASoftCap) {
   for (Case c : operator_cases()) {
     if (c.name != "walk_softcap_window" && c.name != "walk_softcap_blocks") continue;

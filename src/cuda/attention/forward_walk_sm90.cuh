@@ -53,8 +53,6 @@ struct WalkConsumer {
   static constexpr int kOutPieces = C.head_dim / 8;       // of O
   static constexpr u32 kSlabBytes = C.tile_keys() * 128;  // of K and V
   static constexpr u32 kStripSlabBytes = 64 * 128;
-  /// Where there are registers for it.
-  static constexpr bool kCapPolynomial = C.softcap && !C.dropout && C.head_dim <= 128;
 
   /// What the key producer says of a tile.
   struct Tile {
@@ -205,14 +203,12 @@ struct WalkConsumer {
   __device__ __forceinline__ float scale_log2() const {
     return (C.softcap ? 2.0f : 1.0f) * params.call.scale_log2;
   }
-  /// Caps, to half of 1 + tanh, and masks. Rows that take the cap's polynomial stay as they are.
-  __device__ __forceinline__ void prepare_scores(float (&s)[kPieces][4], const Tile& at,
-                                                 const CappedRows& capped = {}) const {
+  /// Caps, to half of 1 + tanh, and masks.
+  __device__ __forceinline__ void prepare_scores(float (&s)[kPieces][4], const Tile& at) const {
     if constexpr (C.softcap) {
       // Finite, or a score of 0 would make NaN.
       const float factor = params.call.softcap_scale * -2.885390081777927f;
-      cap_scores_by_half(s, ptx::max_f32(-ptx::max_f32(-factor, -kLargestFloat), -kLargestFloat),
-                         capped.polynomial);
+      cap_scores_by_half(s, ptx::max_f32(-ptx::max_f32(-factor, -kLargestFloat), -kLargestFloat));
     }
     if (!at.masked) return;
     const u32 bounds = place().bounds +
@@ -226,23 +222,6 @@ struct WalkConsumer {
       spans.end[r] -= first;
     }
     mask_spans<0, kPieces>(s, spans);
-  }
-  /// Scores become P, packed; returns whether O must be multiplied with `rescale`.
-  __device__ __forceinline__ bool softmax(u32 (&p)[kSteps][4], float (&s)[kPieces][4],
-                                          const Tile& at) {
-    CappedRows capped;
-    if constexpr (kCapPolynomial) {
-      const float offset = params.call.scale_log2;
-      const bool any_small = is_small<C.element>(rows[0], params.cap, offset) ||
-                             is_small<C.element>(rows[1], params.cap, offset);
-      if (!at.masked && ptx::ballot(any_small) != 0 &&
-          softmax_capped<C.element>(p, s, rows, params.cap, offset, capped)) {
-        return false;
-      }
-    }
-    prepare_scores(s, at, capped);
-    return softmax_ahead<C.element, kCapPolynomial>(p, s, rows, scale_log2(), bases, rescale,
-                                                    capped, params.cap, params.call.scale_log2);
   }
   /// Dropped pairs of a packed P become 0; the sums have them.
   __device__ __forceinline__ void drop(u32 (&p)[kSteps][4]) {
@@ -358,7 +337,8 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
         ptx::wgmma_wait_group<1>(s);
         release_k();
         if (last) release_queries();
-        const bool moved = softmax(next, s, at);
+        prepare_scores(s, at);
+        const bool moved = softmax_ahead<C.element>(next, s, rows, scale_log2(), bases, rescale);
         drop(next);
         ptx::wgmma_wait_group<0>(o, in_flight);
         release_v();

@@ -2,7 +2,6 @@
 // code.
 #pragma once
 
-#include "cuda/attention/cap_polynomial.hpp"
 #include "cuda/attention/params.hpp"
 #include "cuda/element.hpp"
 #include "cuda/tensor_map.hpp"
@@ -85,7 +84,6 @@ struct ForwardWalkSm90Params {
   TensorMap q[2];        // boxes of 64 rows
   TensorMap k[2], v[2];  // boxes of a tile
   ForwardParams call;
-  CapPolynomial cap;        // with a cap
   i32 ctas = 0;             // launched; each has several items
   bool qk_by_slab = false;  // maps of q and k; those of v
   bool v_by_slab = false;

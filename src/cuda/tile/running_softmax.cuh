@@ -9,7 +9,6 @@
 // 530 at head dim 128, and 8 to 16 % of the forward pass (one H200, bf16).
 #pragma once
 
-#include "cuda/attention/cap_polynomial.hpp"
 #include "cuda/ptx/sm80.cuh"
 #include "cuda/tile/softmax.cuh"
 
@@ -60,14 +59,6 @@ __device__ __forceinline__ float tile_maximum(const float (&s)[kPieces][4], int 
   float top = ptx::max_f32(even, odd);
   top = ptx::max_f32(top, ptx::shfl_xor_f32(top, 1));
   return ptx::max_f32(top, ptx::shfl_xor_f32(top, 2));
-}
-
-/// Whether one of the four lanes of a row says so.
-__device__ __forceinline__ bool in_quad(bool x) {
-  u32 any = x ? 1 : 0;
-  any |= ptx::shfl_xor_u32(any, 1);
-  any |= ptx::shfl_xor_u32(any, 2);
-  return any != 0;
 }
 
 /// Moves references of rows above their maxima so far, this tile's included, where `moves` is set;
@@ -160,42 +151,12 @@ __device__ __forceinline__ void softmax_of_masked(float (&s)[kPieces][4], Runnin
   for (int r = 0; r < 2; ++r) rows[r].sum += even[r] + odd[r];
 }
 
-/// The largest of `x` and the bits of two numbers that are not negative.
-__device__ __forceinline__ int max_of_three(int x, float y, float z) {
-  const int bits_y = static_cast<int>(ptx::bits_of(y));
-  const int bits_z = static_cast<int>(ptx::bits_of(z));
-  const int larger = x > bits_y ? x : bits_y;
-  return larger > bits_z ? larger : bits_z;
-}
-
-/// Which rows' scores of a tile take the polynomial of a cap.
-struct CappedRows {
-  bool polynomial[2] = {false, false};
-};
-
-/// Whether the row's maximum so far is small against the cap.
-template <Element kElement>
-__device__ __forceinline__ bool is_small(const RunningRow& row, const CapPolynomial& cap,
-                                         float offset) {
-  return row.reference <= cap.largest + headroom<kElement>() + offset;
-}
-
-/// A score after the cap less `subtract`, in units of log 2; `square` is its square.
-__device__ __forceinline__ float capped_exponent(const CapPolynomial& cap, float score,
-                                                 float square, float subtract) {
-  const float slope = ptx::fma_f32(square, ptx::fma_f32(square, cap.c2, cap.c1), cap.c0);
-  return ptx::fma_f32(score, slope, -subtract);
-}
-
 /// P of a tile without a mask, packed, against the rows' references. Returns whether these have
-/// moved; O must then be multiplied with `rescale`. kCapped: scores of some rows, as `capped` says,
-/// are not capped yet, and `cap` with its `offset` (softmax_capped()) does it.
-template <Element kElement, bool kCapped = false, int kPieces>
+/// moved; O must then be multiplied with `rescale`.
+template <Element kElement, int kPieces>
 __device__ __forceinline__ bool softmax_ahead(u32 (&p)[kPieces / 2][4], float (&s)[kPieces][4],
                                               RunningRow (&rows)[2], float scale_log2,
-                                              RowBases bases, float (&rescale)[2],
-                                              const CappedRows& capped = {},
-                                              const CapPolynomial& cap = {}, float offset = 0.0f) {
+                                              RowBases bases, float (&rescale)[2]) {
   float subtract[2] = {rows[0].reference, rows[1].reference};
   float sum[2];
   bool moved = false;
@@ -206,20 +167,11 @@ __device__ __forceinline__ bool softmax_ahead(u32 (&p)[kPieces / 2][4], float (&
     for (int i = 0; i < kPieces; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        float of[2];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const float x = s[i][2 * r + j];
-          float exponent = ptx::fma_f32(x, scale_log2, -subtract[r]);
-          if constexpr (kCapped) {
-            const float other = capped_exponent(cap, x, x * x, subtract[r] - offset);
-            exponent = capped.polynomial[r] ? other : exponent;
-          }
-          of[j] = ptx::ex2_approx(exponent);
-        }
-        p[i / 2][i % 2 * 2 + r] = ptx::cvt_x2_f32<kElement>(of[0], of[1]);
-        even[r] += of[0];
-        odd[r] += of[1];
+        const float low = ptx::ex2_approx(ptx::fma_f32(s[i][2 * r], scale_log2, -subtract[r]));
+        const float high = ptx::ex2_approx(ptx::fma_f32(s[i][2 * r + 1], scale_log2, -subtract[r]));
+        p[i / 2][i % 2 * 2 + r] = ptx::cvt_x2_f32<kElement>(low, high);
+        even[r] += low;
+        odd[r] += high;
       }
     }
 #pragma unroll
@@ -227,73 +179,23 @@ __device__ __forceinline__ bool softmax_ahead(u32 (&p)[kPieces / 2][4], float (&
     // NaN, which a reference of -inf may make, counts as too much.
     bool moves[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      moves[r] = !(sum[r] <= sum_limit<kElement>());
-      // Or later tiles would be tried in vain.
-      if (kCapped && !capped.polynomial[r]) moves[r] |= is_small<kElement>(rows[r], cap, offset);
-    }
+    for (int r = 0; r < 2; ++r) moves[r] = !(sum[r] <= sum_limit<kElement>());
     if (moved || ptx::ballot(moves[0] || moves[1]) == 0) break;
     moved = true;
     // A row moves if one of its four lanes says so, and with no other row: what a row does not see
     // must not change a bit of it.
 #pragma unroll
-    for (int r = 0; r < 2; ++r) moves[r] = in_quad(moves[r]);
+    for (int r = 0; r < 2; ++r) {
+      u32 any = moves[r] ? 1 : 0;
+      any |= ptx::shfl_xor_u32(any, 1);
+      any |= ptx::shfl_xor_u32(any, 2);
+      moves[r] = any != 0;
+    }
     move_references<kElement, false>(s, rows, moves, scale_log2, bases, rescale, subtract);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) rows[r].sum += sum[r];
   return moved;
-}
-
-/// P of a tile without a mask, packed, of scores that are not capped yet, against the rows'
-/// references less `offset`, if all rows take the cap's polynomial: those whose maximum so far is
-/// small against the cap and all of whose scores are. Which rows those are depends on the row
-/// alone: what it does not see must not change a bit of it. Else returns false, and `capped` says
-/// which they are.
-template <Element kElement, int kPieces>
-__device__ __forceinline__ bool softmax_capped(u32 (&p)[kPieces / 2][4],
-                                               const float (&s)[kPieces][4], RunningRow (&rows)[2],
-                                               const CapPolynomial& cap, float offset,
-                                               CappedRows& capped) {
-  const float subtract[2] = {rows[0].reference - offset, rows[1].reference - offset};
-  float even[2] = {0.0f, 0.0f};
-  float odd[2] = {0.0f, 0.0f};
-  int largest[2] = {0, 0};  // bits of s^2, in the order of its values; those of NaN are above all
-#pragma unroll
-  for (int i = 0; i < kPieces; ++i) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float of[2];
-      float square[2];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float x = s[i][2 * r + j];
-        square[j] = x * x;
-        of[j] = ptx::ex2_approx(capped_exponent(cap, x, square[j], subtract[r]));
-      }
-      largest[r] = max_of_three(largest[r], square[0], square[1]);
-      p[i / 2][i % 2 * 2 + r] = ptx::cvt_x2_f32<kElement>(of[0], of[1]);
-      even[r] += of[0];
-      odd[r] += of[1];
-    }
-  }
-  float sum[2];
-  bool fails[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    sum[r] = even[r] + odd[r];
-    fails[r] = !is_small<kElement>(rows[r], cap, offset) ||
-               largest[r] > static_cast<int>(ptx::bits_of(cap.limit)) ||
-               !(sum[r] <= sum_limit<kElement>());
-  }
-  if (ptx::ballot(fails[0] || fails[1]) == 0) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) rows[r].sum += sum[r];
-    return true;
-  }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) capped.polynomial[r] = !in_quad(fails[r]);
-  return false;
 }
 
 /// References of rows that have a base, in the end: in units of log 2, as the others are.

@@ -51,17 +51,14 @@ __device__ __forceinline__ void cap_scores(float (&s)[Tiles][4], float scale) {
 
 /// s becomes 1 / (1 + exp2(s * factor)). With factor = -2 log2(e) scale that is
 /// (1 + tanh(s * scale)) / 2 with the same absolute error as there and two instructions less; what
-/// the softmax makes of it is the same, but for the logarithm of its sum. Rows that are `left` stay
-/// as they are.
+/// the softmax makes of it is the same, but for the logarithm of its sum.
 template <int Tiles>
-__device__ __forceinline__ void cap_scores_by_half(float (&s)[Tiles][4], float factor,
-                                                   const bool (&left)[2]) {
+__device__ __forceinline__ void cap_scores_by_half(float (&s)[Tiles][4], float factor) {
 #pragma unroll
   for (int i = 0; i < Tiles; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float half = ptx::rcp_approx(1.0f + ptx::ex2_approx(s[i][j] * factor));
-      s[i][j] = left[j / 2] ? s[i][j] : half;
+      s[i][j] = ptx::rcp_approx(1.0f + ptx::ex2_approx(s[i][j] * factor));
     }
   }
 }
