@@ -44,13 +44,13 @@ def check_integer(name: str, value: Any) -> Any:
             return value
         value = _plain_integer(name, value)
     if not INT64_MIN <= value <= INT64_MAX:
-        raise ValueError(f"{name} is {value}; accepted: integers of 64 bits")
+        raise ValueError(f"{name} is {_short(value)}; accepted: integers of 64 bits")
     return value
 
 
-def _plain_integer(name: str, value: Any) -> int:
+def _plain_integer(name: str, value: Any, accepted: str = "an integer") -> int:
     if isinstance(value, bool) or _is_array(value) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {_text(value)}")
+        raise TypeError(f"{name} must be {accepted}, got {_text(value)}")
     return operator.index(value)  # NumPy's scalars
 
 
@@ -86,9 +86,21 @@ def check_number(name: str, value: Any) -> float:
     if type(value) is float or _is_symbolic(value):
         # A default of 0 that a compiler took for an input is a constant again.
         return 0.0 if value == 0.0 else value
-    if isinstance(value, (bool, str)) or _is_array(value) or not hasattr(value, "__float__"):
+    # NumPy's scalars and arrays without dimensions are numbers where their type is one.
+    kind = np.asarray(value).dtype.kind if isinstance(value, (np.generic, np.ndarray)) else "f"
+    if (
+        isinstance(value, (bool, str))
+        or _is_array(value)
+        or kind not in "iuf"
+        or not hasattr(value, "__float__")
+    ):
         raise TypeError(f"{name} must be a number, got {_text(value)}")
-    return float(value)
+    try:
+        return float(value)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name} is {_short(value)}; accepted: numbers that a float can hold"
+        ) from error
 
 
 def scale_number(softmax_scale: Any) -> float | None:
@@ -121,7 +133,8 @@ def max_seqlen_number(max_seqlen: Any) -> int:
 def check_seed(seed: Any) -> int:
     """A seed of 64 bits, signed or unsigned, as the signed number of the same bits."""
     if type(seed) is not int and not _is_symbolic(seed):
-        seed = _plain_integer("dropout_seed", seed)
+        accepted = "an integer, an int64 array (2,) of seed and offset, or None"
+        seed = _plain_integer("dropout_seed", seed, accepted)
     if type(seed) is int and INT64_MAX < seed < 2**64:
         seed -= 2**64
     return check_integer("dropout_seed", seed)
@@ -178,3 +191,10 @@ def _text(value: Any) -> str:
     if _is_array(value):
         return f"an array of type {type(value).__name__}"
     return f"{value!r} of type {type(value).__name__}"
+
+
+def _short(value: Any) -> str:
+    """The value; Python writes integers of a few thousand digits at most."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    return str(value)

@@ -256,7 +256,9 @@ def _split_backward_fake(
 
 def _on_one_device(fake: Callable, op: Any, first: int) -> Callable:
     """A fake implementation that refuses what C++ would: tensors on different devices."""
-    names = [argument.name for argument in op._schema.arguments]
+    # As callers know them: the tensor of seed and offset is given as dropout_seed.
+    known_as = {"dropout_state": "dropout_seed"}
+    names = [known_as.get(x.name, x.name) for x in op._schema.arguments]
 
     def kernel(*args):
         device = args[first].device

@@ -818,7 +818,9 @@ def _check_gradients(
     for name, array in arrays.items():
         if array is not None or not name.startswith("dlse"):
             _check_arrays(backend, **{name: array})
-    if dropout_seed is None and dropout_p != 0.0:
+    dropout_p = check_number("dropout_p", dropout_p)
+    # What is no probability is refused later, under its own name.
+    if dropout_seed is None and 0.0 < dropout_p < 1.0:
         raise ValueError(
             f"dropout_seed is None and dropout_p is {dropout_p}; accepted: the seed of the "
             "forward pass"

@@ -1,5 +1,6 @@
 """Bad input: the exception's type, and a message that names the argument and what was given."""
 
+import decimal
 import re
 
 import numpy as np
@@ -235,6 +236,20 @@ CASES = [
     (lambda: batched(dropout_p=0.1, dropout_seed=ints(1, 2)), TypeError, "dropout_seed is int32"),
     (lambda: batched(dropout_p=0.1, dropout_seed=torch.tensor([1])), ValueError,
      r"dropout_seed has shape \[1\]"),
+    (lambda: batched(dropout_p=0.1, dropout_seed=[3, 4]), TypeError,
+     r"dropout_seed must be an integer, an int64 array .* or None, got \[3, 4\]"),
+    (lambda: batched(dropout_p=0.1, dropout_seed=torch.empty(2, dtype=torch.int64, device="meta")),
+     TypeError, "dropout_seed is on meta; q is on cpu"),
+    (lambda: batched(dropout_p=10**400), ValueError, "dropout_p is an integer of 1329 bits"),
+    (lambda: batched(dropout_p=np.True_), TypeError, "dropout_p must be a number"),
+    (lambda: batched(softcap=np.True_), TypeError, "softcap must be a number"),
+    (lambda: batched(softcap=np.array("0.1")), TypeError, "softcap must be a number"),
+    (lambda: batched(softcap=np.complex64(1)), TypeError, "softcap must be a number"),
+    (lambda: batched(softcap=np.timedelta64(1)), TypeError, "softcap must be a number"),
+    (lambda: batched(softcap=np.datetime64("2020")), TypeError, "softcap must be a number"),
+    (lambda: batched(softcap=decimal.Decimal("sNaN")), ValueError, "softcap is sNaN; accepted"),
+    (lambda: batched(softmax_scale=10**5000), ValueError, "softmax_scale is an integer of 16610"),
+    (lambda: batched(num_views=10**5000), ValueError, "num_views is an integer of 16610 bits"),
     (lambda: batched(softcap=-1.0), ValueError, "softcap is -1"),
     (lambda: batched(softcap=float("inf")), ValueError, "softcap is inf"),
     (lambda: batched(softmax_scale=float("nan")), ValueError, "softmax_scale is nan"),
@@ -360,6 +375,16 @@ def test_bad_gradients():
         backward(out=None)
     with pytest.raises(ValueError, match=r"dropout_seed is None and dropout_p is 0\.5"):
         backward(dropout_p=0.5)
+    for p, error, message in (
+        ("0", TypeError, "dropout_p must be a number, got '0'"),
+        (None, TypeError, "dropout_p must be a number, got None"),
+        (float("nan"), ValueError, "dropout_p is nan"),
+        (1.0, ValueError, "dropout_p is 1"),
+        (np.array([0.1, 0.2]), TypeError, "dropout_p must be a number, got an array"),
+        (torch.tensor([0.1, 0.2]), TypeError, "dropout_p must be a number, got an array"),
+    ):
+        with pytest.raises(error, match=message):
+            backward(dropout_p=p)
     noisy = {f"{name}_noisy": x for name, x in given.items()}
     with pytest.raises(ValueError, match="out_clean is given; accepted: with q_clean only"):
         stepwell.diffusion_attn_split_backward(
