@@ -49,9 +49,12 @@ def check_integer(name: str, value: Any) -> Any:
 
 
 def _plain_integer(name: str, value: Any, accepted: str = "an integer") -> int:
-    if isinstance(value, bool) or _is_array(value) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be {accepted}, got {_text(value)}")
-    return operator.index(value)  # NumPy's scalars
+    if not isinstance(value, bool) and not _is_array(value):
+        try:
+            return operator.index(value)  # NumPy's scalars
+        except TypeError:
+            pass
+    raise TypeError(f"{name} must be {accepted}, got {_text(value)}")
 
 
 def check_length(name: str, value: Any) -> Any:
@@ -87,11 +90,11 @@ def check_number(name: str, value: Any) -> float:
         # A default of 0 that a compiler took for an input is a constant again.
         return 0.0 if value == 0.0 else value
     # NumPy's scalars and arrays without dimensions are numbers where their type is one.
-    kind = np.asarray(value).dtype.kind if isinstance(value, (np.generic, np.ndarray)) else "f"
+    of_numpy = isinstance(value, (np.generic, np.ndarray))
     if (
         isinstance(value, (bool, str))
         or _is_array(value)
-        or kind not in "iuf"
+        or (of_numpy and value.dtype.kind not in "iuf")
         or not hasattr(value, "__float__")
     ):
         raise TypeError(f"{name} must be a number, got {_text(value)}")

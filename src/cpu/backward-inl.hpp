@@ -122,7 +122,6 @@ inline void scores_of_panel(const BackwardContext& context, const QuerySegment& 
                             geometry::Interval keys, std::size_t column, bool masked) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
-  const hn::RebindToUnsigned<FloatTag> dw;
   const std::size_t lanes = hn::Lanes(d);
   const BackwardScratch& scratch = context.scratch;
   const std::size_t stride = kBackwardTileKv;
@@ -178,8 +177,7 @@ inline void scores_of_panel(const BackwardContext& context, const QuerySegment& 
       const FloatVec p = hn::Mul(exp2_of_score(s, scale, lse), factor);
       FloatVec kept = p;
       if (dropout.active) {
-        const auto flags = hn::LoadU(dw, scratch.dropped + i * stride + column + n);
-        const auto dropped = hn::RebindMask(d, hn::Ne(flags, hn::Zero(dw)));
+        const auto dropped = dropped_lanes(scratch.dropped + i * stride + column + n);
         const FloatVec keep_scale = hn::IfThenZeroElse(dropped, hn::Set(d, dropout.keep_scale));
         kept = hn::Mul(p, keep_scale);
         dp = hn::Mul(dp, keep_scale);

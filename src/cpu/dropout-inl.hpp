@@ -83,6 +83,12 @@ HWY_INLINE void draw_dropped(const DropoutStream& stream, std::uint32_t key_bloc
   }
 }
 
+/// Which lanes of what dropout_by_key() and dropout_by_query() leave are dropped.
+HWY_INLINE hn::Mask<FloatTag> dropped_lanes(const std::uint32_t* dropped) {
+  const hn::RebindToUnsigned<FloatTag> d;
+  return hn::RebindMask(FloatTag(), hn::Ne(hn::LoadU(d, dropped), hn::Zero(d)));
+}
+
 /// dropped[(k - key_begin) * queries + i] is not 0 where the pair of key k in [key_begin, key_end)
 /// and query query_begin + i, i in [0, queries), is dropped.
 inline void dropout_by_key(const DropoutStream& stream, std::uint32_t threshold,

@@ -147,7 +147,6 @@ HWY_INLINE void finish_scores(float* scores, std::int32_t key_first, std::int32_
 inline void exponentiate(float* scores, std::int32_t keys, float scale_log2, const float* row_max,
                          const float* rescale, float* row_sum, const std::uint32_t* dropped) {
   const FloatTag d;
-  const hn::RebindToUnsigned<FloatTag> dw;
   const std::size_t lanes = hn::Lanes(d);
   const FloatVec scale = hn::Set(d, scale_log2);
   for (std::size_t n = 0; n < static_cast<std::size_t>(kPanel); n += lanes) {
@@ -157,10 +156,7 @@ inline void exponentiate(float* scores, std::int32_t keys, float scale_log2, con
       const std::size_t at = static_cast<std::size_t>(k) * kPanel + n;
       FloatVec p = exp2(hn::Mul(hn::Sub(hn::LoadU(d, scores + at), reference), scale));
       sum = hn::Add(sum, p);
-      if (dropped != nullptr) {
-        p = hn::IfThenZeroElse(hn::RebindMask(d, hn::Ne(hn::LoadU(dw, dropped + at), hn::Zero(dw))),
-                               p);
-      }
+      if (dropped != nullptr) p = hn::IfThenZeroElse(dropped_lanes(dropped + at), p);
       hn::StoreU(p, d, scores + at);
     }
     hn::StoreU(hn::MulAdd(hn::LoadU(d, row_sum + n), hn::LoadU(d, rescale + n), sum), d,

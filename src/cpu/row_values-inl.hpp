@@ -70,7 +70,6 @@ inline void add_panel_sums(const RowValuesScratch& scratch, const BackwardScale&
                            const Dropout& dropout) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
-  const hn::RebindToUnsigned<FloatTag> dw;
   const std::size_t lanes = hn::Lanes(d);
   for (std::size_t n = 0; n < static_cast<std::size_t>(kPanel); n += lanes) {
     const FloatVec lse = hn::LoadU(d, scratch.lse + column + n);
@@ -93,8 +92,7 @@ inline void add_panel_sums(const RowValuesScratch& scratch, const BackwardScale&
           s = tanh(hn::Mul(s, hn::Set(d, scale.softcap_scale)));
         }
         if (dropout.active) {
-          const auto flags = hn::LoadU(dw, scratch.dropped + at);
-          const auto dropped = hn::RebindMask(d, hn::Ne(flags, hn::Zero(dw)));
+          const auto dropped = dropped_lanes(scratch.dropped + at);
           dp = hn::IfThenZeroElse(dropped, hn::Mul(dp, hn::Set(d, dropout.keep_scale)));
         }
         FloatVec p = exp2_of_score(s, hn::Set(d, scale.scale_log2), lse);

@@ -274,8 +274,8 @@ BUGS = [
     forward(
         "dropout: bits of the other row",
         DROPOUT,
-        "return j % 2 * 16 + j / 2 * 8 + i;",
-        "return j % 2 * 16 + (1 - j / 2) * 8 + i;",
+        "return dropout_bit(8 * i + j % 2, j / 2 * 8);",
+        "return dropout_bit(8 * i + j % 2, 8 - j / 2 * 8);",
         quick=True,
     ),
     forward(
@@ -283,6 +283,12 @@ BUGS = [
         DROPOUT,
         "return dropped[0] >> (first_key / 8 % 8);",
         "return dropped[0] >> (first_key / 8 % 8 ^ 4);",
+    ),
+    forward(
+        "dropout: tiles of 96 keys begin with a block",
+        DROPOUT,
+        "Tiles % 8 == 0 ? 8 : 4;",
+        "Tiles % 8 == 0 ? 8 : 4; first_key = first_key / 64 * 64;",
     ),
     forward(
         "dropout: every number's high bits are its low ones",

@@ -11,7 +11,6 @@ RUNNING = "cuda/tile/running_softmax.cuh"
 
 WALK = "cuda/attention/forward_walk_sm90.cuh"
 WALK_PRODUCERS = "cuda/attention/forward_walk_sm90_producers.cuh"
-DROPOUT = "cuda/tile/dropout.cuh"
 
 # Cases of the operator table: several strips, every way in which tiles are combined, samples that
 # end inside of a tile.
@@ -1207,8 +1206,8 @@ WALK_BUGS = [
     {
         "name": "O not cleared for the next item",
         "path": WALK,
-        "old": "clear_output(); item_rows = -item_rows;",
-        "new": "item_rows = -item_rows;",
+        "old": "clear_output(); continue;",
+        "new": "continue;",
     },
     {
         "name": "P of the next item written under the last product",
@@ -1244,9 +1243,9 @@ WALK_BUGS = [
     },
     {
         "name": "tiles of 96 keys begin with a block",
-        "path": DROPOUT,
-        "old": "if (first_key % 64 == 0) return",
-        "new": "if (true) return",
+        "path": WALK_PRODUCERS,
+        "old": "if (first_key % 64 != 0) {",
+        "new": "if (false) {",
     },
     {
         "name": "dropped pairs read before they are drawn",

@@ -214,6 +214,7 @@ TEST(LeakProbe, KeysInfluenceOnlyRowsThatSeeThem) {
 
 // However a cap is computed, it may depend on the size of scores that the row sees only.
 TEST(LeakProbe, LargeKeysUnderASoftCap) {
+  int probed = 0;
   for (Case c : operator_cases()) {
     if (c.name != "walk_softcap_window" && c.name != "walk_softcap_blocks") continue;
     c.dtype = DType::kBFloat16;
@@ -222,7 +223,9 @@ TEST(LeakProbe, LargeKeysUnderASoftCap) {
     expect_unseen_keys_have_no_influence(c, 10, [](Inputs& inputs, const Place& key, Random& r) {
       set_row(inputs.k, key, 20.0 * r.normal());
     });
+    ++probed;
   }
+  EXPECT_EQ(probed, 2);
 }
 
 // A row's own query and gradient touch nothing but itself and the keys it sees.

@@ -92,6 +92,8 @@ CASES = [
     (lambda: batched(2.5), TypeError, "block_size must be an integer, got 2.5"),
     (lambda: batched(4.0), TypeError, "block_size must be an integer, got 4.0"),
     (lambda: batched(True), TypeError, "block_size must be an integer, got True"),
+    (lambda: batched(np.array(2.5)), TypeError, r"block_size must be an integer, got array\(2.5\)"),
+    (lambda: batched(np.array("4")), TypeError, r"block_size must be an integer, got array\('4'"),
     (lambda: batched("4"), TypeError, "block_size must be an integer, got '4'"),
     (lambda: batched(torch.tensor(4)), TypeError, "block_size must be an integer"),
     (lambda: batched(2**40), ValueError, f"block_size is {2**40}"),

@@ -127,13 +127,12 @@ struct WalkConsumer {
            static_cast<u32>(2 * uniform(queries().slot()) + group) * C.strip_bytes();
   }
 
-  /// The next item becomes the one at hand: its rows from the CTA's first on, or 0 if there is
-  /// none.
-  __device__ __forceinline__ i32 fetch() {
+  /// The next item becomes the one at hand, or there is none.
+  __device__ __forceinline__ bool fetch() {
     wait_together(barriers.item(item.slot()), item.parity());
     item.next();
     const U32x4 where = ptx::ld_shared_v4(place().numbers + WalkItemLayout::kWhere);
-    return uniform(static_cast<i32>(where.x));
+    return uniform(static_cast<i32>(where.x)) != 0;
   }
   /// Its queries are there from now on.
   __device__ __forceinline__ void take_queries() const {
@@ -199,10 +198,6 @@ struct WalkConsumer {
 
   // ---- scores
 
-  /// Of what prepare_scores() leaves.
-  __device__ __forceinline__ float scale_log2() const {
-    return (C.softcap ? 2.0f : 1.0f) * params.call.scale_log2;
-  }
   /// Caps, to half of 1 + tanh, and masks.
   __device__ __forceinline__ void prepare_scores(float (&s)[kPieces][4], const Tile& at) const {
     if constexpr (C.softcap) {
@@ -293,13 +288,15 @@ struct WalkConsumer {
 
 template <ForwardWalkSm90Config C>
 __device__ __forceinline__ void WalkConsumer<C>::run() {
+  const float scale_log2 = (C.softcap ? 2.0f : 1.0f) * params.call.scale_log2;
   if (group == 1) ptx::bar_arrive(1, 256);  // the upper rows have the first turn
   u32 p0[kSteps][4], p1[kSteps][4];         // P of the product in flight, and of the next
   bool last;                                // of the tile at hand: whether it is the item's last
-  i32 item_rows = fetch();  // negative: P of the item's first tile is in p0, O is clear
-  while (item_rows != 0) {
+  bool more = fetch();
+  bool begun = false;  // P of the item's first tile is in p0, O is clear
+  while (more) {
     const bool sees = sees_keys();
-    if (item_rows > 0) {
+    if (!begun) {
       take_queries();
       clear_output();
       rows[0] = rows[1] = {minus_infinity(), 0.0f};
@@ -315,7 +312,7 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
         release_k();
         if (last) release_queries();
         prepare_scores(s, at);
-        softmax_of_masked<C.element, true>(s, rows, scale_log2(), bases, rescale);
+        softmax_of_masked<C.element, true>(s, rows, scale_log2, bases, rescale);
         pack<C.element>(p0, s);
         drop(p0);
       } else {
@@ -338,7 +335,7 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
         release_k();
         if (last) release_queries();
         prepare_scores(s, at);
-        const bool moved = softmax_ahead<C.element>(next, s, rows, scale_log2(), bases, rescale);
+        const bool moved = softmax_ahead<C.element>(next, s, rows, scale_log2, bases, rescale);
         drop(next);
         ptx::wgmma_wait_group<0>(o, in_flight);
         release_v();
@@ -360,11 +357,11 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
 
     // ---- between items
     const int slot = static_cast<int>((item.count - 1) % kWalkItemStages);
-    if (sees) settle_references(rows, scale_log2(), bases);
+    if (sees) settle_references(rows, scale_log2, bases);
     RunningRow done[2] = {rows[0], rows[1]};
-    item_rows = fetch();
-    if (C.query_stages() > 1 && sees && item_rows != 0 &&
-        sees_keys()) {  // the next item's first scores run with this item's last product
+    more = fetch();
+    begun = C.query_stages() > 1 && sees && more && sees_keys();
+    if (begun) {  // the next item's first scores run with this item's last product
       take_queries();
       float s[kPieces][4];
       wait_k();
@@ -381,14 +378,13 @@ __device__ __forceinline__ void WalkConsumer<C>::run() {
       release_k();
       if (last) release_queries();
       prepare_scores(s, at);
-      softmax_of_masked<C.element, true>(s, rows, scale_log2(), bases, rescale);
+      softmax_of_masked<C.element, true>(s, rows, scale_log2, bases, rescale);
       ptx::wgmma_wait_group<0>(o, p0);
       release_v();
       store(done, slot);
       pack<C.element>(p0, s);
       drop(p0);
       clear_output();
-      item_rows = -item_rows;
       continue;
     }
     if (sees) {

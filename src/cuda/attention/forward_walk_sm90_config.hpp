@@ -30,7 +30,7 @@ struct ForwardWalkSm90Config {
 
 inline constexpr int kWalkItemStages = 2;
 inline constexpr int kWalkKeyStages = 2;      // of K and of V each
-inline constexpr int kWalkDroppedStages = 4;  // of what dropout keeps
+inline constexpr int kWalkDroppedStages = 4;  // of what dropout drops
 
 /// Of a work item in shared memory, in bytes from its start; words of 32 bits.
 struct WalkItemLayout {

@@ -348,9 +348,17 @@ using DroppedWords = u32[2];
 /// of a warpgroup.
 template <ForwardWalkSm90Config C>
 __device__ __forceinline__ u32 draw_word(const DropoutTile& tile, i32 first_key, int part) {
-  static_assert(C.tile_keys() % 32 == 0);
-  if constexpr (C.tile_keys() % 64 != 0) return dropped_across(tile, 0, first_key + 64 * part);
-  return dropped_bits<8>(tile, 0, first_key + 64 * part);
+  first_key += 64 * part;
+  if constexpr (C.tile_keys() % 64 != 0) {
+    static_assert(C.tile_keys() == 96);
+    if (part == 1) return dropped_bits<4>(tile, 0, first_key);
+    if (first_key % 64 != 0) {  // from the upper half of a block to the lower half of the next
+      u32 both[2];
+      draw_dropped(tile, 0, first_key & ~63, both);
+      return (both[0] >> 4 & 0x0f0f0f0fu) | (both[1] << 4 & 0xf0f0f0f0u);
+    }
+  }
+  return dropped_bits<8>(tile, 0, first_key);
 }
 /// Dropped pairs of a packed P become 0. Step s is 16 keys, and word 2 piece + r of it 8 of them
 /// and the lane's row r.

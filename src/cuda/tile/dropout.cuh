@@ -53,8 +53,8 @@ __device__ __forceinline__ void draw_dropped(const DropoutTile& tile, int row, i
 }
 
 /// Of value j of piece i of a lane's accumulators, s[i][j].
-__device__ __forceinline__ constexpr int dropped_bit(int i, int j) {
-  return j % 2 * 16 + j / 2 * 8 + i;
+__device__ __forceinline__ constexpr unsigned dropped_bit(unsigned i, unsigned j) {
+  return dropout_bit(8 * i + j % 2, j / 2 * 8);
 }
 
 /// What is dropped of fragments s[column / 8][4], 16 rows from `row` on of the warp, a multiple of
@@ -67,32 +67,19 @@ __device__ __forceinline__ u32 dropped_bits(const DropoutTile& tile, int row, in
   return dropped[0] >> (first_key / 8 % 8);
 }
 
-/// The same of 64 keys from `first_key` on, a multiple of 32: they may be in two blocks.
-__device__ __forceinline__ u32 dropped_across(const DropoutTile& tile, int row, int first_key) {
-  if (first_key % 64 == 0) return dropped_bits<8>(tile, row, first_key);
-  u32 both[2];
-  draw_dropped(tile, row, first_key & ~63, both);
-  return (both[0] >> 4 & 0x0f0f0f0fu) | (both[1] << 4 & 0xf0f0f0f0u);
-}
-
 /// Calls drop(i, j) for each dropped pair s[i][j] of fragments s[column / 8][4], 16 rows from `row`
 /// on of the warp, a multiple of 16, keys `first_key` on, a multiple of 8 * Tiles.
 template <int Tiles, class Drop>
 __device__ __forceinline__ void for_each_dropped(const DropoutTile& tile, int row, int first_key,
                                                  Drop&& drop) {
-  constexpr bool kWithinBlocks = (Tiles & (Tiles - 1)) == 0;
-  static_assert(kWithinBlocks || Tiles % 4 == 0);
-  constexpr int kPieces = kWithinBlocks && Tiles < 8 ? Tiles : 8;
+  // Pieces that are in one block wherever the tile begins: 12 of them may begin inside of one.
+  constexpr int kPieces = Tiles < 8 ? Tiles : Tiles % 8 == 0 ? 8 : 4;
+  static_assert(Tiles % kPieces == 0);
 #pragma unroll
   for (int first = 0; first < Tiles; first += kPieces) {
-    u32 dropped;
-    if constexpr (kWithinBlocks) {
-      dropped = dropped_bits<kPieces>(tile, row, first_key + 8 * first);
-    } else {
-      dropped = dropped_across(tile, row, first_key + 8 * first);
-    }
+    const u32 dropped = dropped_bits<kPieces>(tile, row, first_key + 8 * first);
 #pragma unroll
-    for (int i = 0; i < kPieces && first + i < Tiles; ++i) {
+    for (int i = 0; i < kPieces; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         if ((dropped >> dropped_bit(i, j) & 1) != 0) drop(first + i, j);
